@@ -1,0 +1,65 @@
+"""Every tunable and limit of gpumesh, with its unit and its reason. No code that acts."""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+# --- the wire
+PROTOCOL_VERSION = 1
+DEFAULT_PORT = 8000
+PREAUTH_FRAME_BYTES = 4 * KIB  # A stranger can make us hold this much, no more.
+CONTROL_FRAME_BYTES = 16 * MIB  # A batch of small things; anything larger travels as chunks.
+CHUNK_BYTES = 1 * MIB  # At 1 MB/s a heartbeat waits about a second behind one chunk.
+BULK_MESSAGE_BYTES = 1 * MIB  # Messages with more raw bytes than this take the bulk lane, in chunks.
+TRANSFER_BYTES = 64 * GIB  # One value; larger is refused at the sender and at the receiver.
+HANDSHAKE_SECONDS = 5.0  # From the first byte to Welcome; a slow transatlantic link needs under 2.
+PENDING_HANDSHAKES = 64  # Strangers held at once; one more and the oldest is dropped.
+HEARTBEAT_SECONDS = 5.0
+SILENCE_SECONDS = 30.0  # Six missed heartbeats: the peer is dead.
+CONNECT_SECONDS = 5.0
+RECONNECT_SECONDS = 60.0  # How long a client looks for a lost coordinator before its futures fail.
+RECONNECT_FIRST_DELAY_SECONDS = 0.1
+RECONNECT_MAX_DELAY_SECONDS = 5.0
+OUTBOX_PAUSE_BYTES = 4 * MIB  # Bytes waiting for one slow peer before what feeds it is paused.
+
+# --- values
+INLINE_BUFFER_BYTES = 64 * KIB  # Smaller buffers are copied into the pickle; larger ones ride beside it.
+LARGE_FUNCTION_BYTES = 1 * MIB  # A function body over this gets one warning.
+MAX_FUNCTION_BYTES = 256 * MIB  # Over this it is refused: something large was captured by mistake.
+FUNCTION_CACHE_ENTRIES = 1024  # Function bodies kept by a coordinator, a worker or a runner; least recently used go.
+
+# --- tasks
+DEFAULT_RETRIES = 3
+DISTRIBUTE_TIMEOUT_SECONDS = 300.0
+PLACEMENT_TIMEOUT_SECONDS = 60.0
+INFEASIBLE_NOTICE_SECONDS = 2.0  # Contract: reported within 5 s.
+LOST_WORKER_GRACE_SECONDS = 0.0
+MAX_PENDING_TASKS_PER_CLIENT = 5_000_000
+
+# --- scheduling
+AHEAD_ROUND_TRIPS = 1.5  # Tasks sent ahead of need: this many round trips' worth of work.
+AHEAD_NEGLIGIBLE = 0.02  # A round trip below this fraction of a task needs no task ahead.
+ROUND_TRIP_FLOOR_SECONDS = 0.001  # Two processes and a busy core between them.
+MAX_AHEAD_TASKS = 1024  # Per worker; at 3 us a task this is 3 ms of work.
+UNKNOWN_AHEAD_TASKS = 1  # Ahead of a function never measured.
+
+# --- worker agent and runners
+FEED_SECONDS = 0.002  # A runner is fed this much work at once: hides a 60 us hand-over.
+FEED_MAX_TASKS = 256
+FEED_STUCK_SECONDS = 0.02  # A fed task running longer than this gives the ones behind it back.
+REVOKE_SETTLE_SECONDS = 0.01  # After raising the revoke mark; far above any store-buffer delay.
+RESULT_FLUSH_SECONDS = 0.0005  # A runner holds finished results of short tasks this long at most.
+CANCEL_GRACE_SECONDS = 1.0  # From the interrupt to the kill.
+DRAIN_SECONDS = 30.0
+RUNNER_START_SECONDS = 60.0
+RUNNER_RESTART_DELAYS_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+STDERR_TAIL_BYTES = 4 * KIB
+STDERR_TAIL_LINES = 20
+OUTPUT_READ_BYTES = 64 * KIB
+ORPHAN_SECONDS = 5.0
+
+# --- streams
+STREAM_WINDOW_ITEMS = 8192  # Items read from an input ahead of the results taken from the stream.
+STREAM_WINDOW_BYTES = 64 * MIB

@@ -1,0 +1,102 @@
+"""The one exception tree: everything gpumesh raises on purpose, and nothing else.
+
+MeshError
+├── MeshUnavailableError (ConnectionError)     nobody answers, or the connection is gone for good
+├── AuthenticationError (PermissionError)      the token was refused
+├── ProtocolError (ConnectionError)            the peer does not speak the mesh protocol, or broke it
+├── VersionMismatchError                       the two sides cannot work together
+├── MeshClosedError                            the mesh object was closed
+├── SerializationError (TypeError)             a value cannot travel
+├── NoSuitableWorkerError                      no machine can ever run the task
+├── RemoteTaskError                            the task raised something that cannot be rebuilt here
+├── WorkerCrashedError                         the process that ran the task died
+├── TaskTimeoutError (TimeoutError)            the task ran longer than its limit
+├── TaskCancelledError (CancelledError)        the task was cancelled
+├── ActorDiedError                             the actor is gone
+├── ObjectLostError                            every copy of the object is gone
+└── ObjectStoreFullError                       no room for the object
+
+Every class survives pickling: its constructor takes the message alone, details are attributes.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+from typing import Any, Dict, List
+
+
+class MeshError(Exception):
+    """Base of every error that gpumesh itself raises."""
+
+
+class MeshUnavailableError(MeshError, ConnectionError):
+    """The coordinator cannot be reached, was lost for good, or has no workers."""
+
+
+class AuthenticationError(MeshError, PermissionError):
+    """The coordinator refused the token, or could not prove that it knows it."""
+
+
+class ProtocolError(MeshError, ConnectionError):
+    """The other side does not speak the mesh protocol, or broke one of its rules."""
+
+
+class VersionMismatchError(MeshError):
+    """Two sides with versions that cannot work together."""
+
+
+class MeshClosedError(MeshError):
+    """The mesh object was closed while, or before, it was needed."""
+
+
+class SerializationError(MeshError, TypeError):
+    """A value cannot travel; the message names the path to the part that cannot."""
+
+
+class NoSuitableWorkerError(MeshError):
+    """No worker can ever satisfy what the task requires."""
+
+
+class RemoteTaskError(MeshError):
+    """A task raised an exception that cannot be rebuilt on this side.
+
+    Attributes:
+        type_name: Qualified name of the exception's type on the worker.
+        remote_message: `str()` of the exception on the worker.
+        remote_traceback: Formatted traceback, as text.
+    """
+
+    type_name: str = ""
+    remote_message: str = ""
+    remote_traceback: str = ""
+
+
+class WorkerCrashedError(MeshError):
+    """The process or machine that ran the task died.
+
+    Attributes:
+        attempts: One dict for each attempt: `worker`, `exit` (negative: killed by that signal), `reason`,
+            `stderr` (last lines), `memory_bytes` (last measured resident size, 0 when unknown).
+    """
+
+    attempts: List[Dict[str, Any]] = []
+
+
+class TaskTimeoutError(MeshError, TimeoutError):
+    """The task ran longer than its `timeout` and its process was ended."""
+
+
+class TaskCancelledError(MeshError, CancelledError):
+    """The task was cancelled."""
+
+
+class ActorDiedError(MeshError):
+    """The actor's process or machine is gone, and with it the actor's state."""
+
+
+class ObjectLostError(MeshError):
+    """Every copy of the object is gone."""
+
+
+class ObjectStoreFullError(MeshError):
+    """There is no room for the object."""

@@ -1,0 +1,24 @@
+"""How an attempt at a task can end."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Status(IntEnum):
+    """The end of one attempt. On the wire the number; what travels with it differs by status.
+
+    OK carries the value's payload, RAISED and RETRYABLE the exception's payload (serialization.exceptions); the others a
+    plain dict for people: `reason`, `worker`, `exit`, `stderr`, `memory_bytes`, `seconds`, as far as known.
+    """
+
+    OK = 0
+    RAISED = 1  # The function raised.
+    RETRYABLE = 2  # The function raised something that its `retry_on` names.
+    CRASHED = 3  # The process that executed it died.
+    TIMED_OUT = 4
+    CANCELLED = 5
+    NOT_RUN = 6  # Given back without having started: no strike.
+    LOST = 7  # The worker is gone (only the scheduler says so).
+    INFEASIBLE = 8  # No worker can ever run it (only the scheduler says so).
+    REFUSED = 9  # The coordinator cannot take it: unknown spec, over a limit.

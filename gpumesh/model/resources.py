@@ -1,0 +1,234 @@
+"""What a task requires and what a worker offers; matching is a filter, never a hint."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+
+GPU_KINDS = ("cuda", "mps", "rocm", "gpu")
+_UNITS = {
+    "": 1, "B": 1,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)\s*\Z")
+
+
+class Requirement(NamedTuple):
+    """What a worker must have. Hashable: tasks that require the same share a queue.
+
+    Attributes:
+        device: "" for any; a kind ("cuda", "mps", "rocm", "gpu", "cpu"), or a kind with an index ("cuda:1").
+        model: Lower-case substring of the device's name, "" for any.
+        gpus: Number of GPUs, fractions allowed; 0 for none.
+        gpu_memory: Bytes free on one card.
+        memory: Bytes of host memory.
+        cores: CPU cores; 0: one slot.
+        tags: Sorted (name, value) pairs that the worker's tags must contain.
+        python: "3.11" when the function travels by value and so needs that minor version; "" for any.
+    """
+
+    device: str = ""
+    model: str = ""
+    gpus: float = 0.0
+    gpu_memory: int = 0
+    memory: int = 0
+    cores: int = 0
+    tags: Tuple[Tuple[str, str], ...] = ()
+    python: str = ""
+
+
+ANYTHING = Requirement()
+
+
+class DeviceFacts(NamedTuple):
+    """One compute device of a worker, as told to the mesh."""
+
+    kind: str  # "cpu", "cuda", "mps", "rocm"
+    index: int  # Within its kind, as user code on that worker would number it.
+    name: str
+    memory: int  # Bytes; host memory for a CPU.
+    score: float  # 100 is the reference card (RTX 4090); a CPU is a fraction of 1 to a few.
+
+
+class WorkerFacts(NamedTuple):
+    """What a worker tells of itself when it joins, and again when something changes."""
+
+    hostname: str = ""
+    slots: int = 1
+    cores: int = 1
+    memory: int = 0  # Bytes of host memory.
+    score: float = 1.0  # Of the device that tasks without a requirement run on; > 0, finite.
+    devices: Tuple[DeviceFacts, ...] = ()
+    tags: Tuple[Tuple[str, str], ...] = ()
+    python: str = ""
+    platform: str = ""
+    gpumesh: str = ""
+    pid: int = 0
+    problem: str = ""  # Not empty: unhealthy or paused, takes no tasks; the text is for people.
+
+
+def facts_from_wire(fields: Any) -> WorkerFacts:
+    """Rebuild facts from the plain tuple that travelled.
+
+    Raises:
+        ValueError: Not the shape of facts, or a score or slot count out of range.
+    """
+    try:
+        facts = WorkerFacts(*fields)
+        devices = tuple(DeviceFacts(*device) for device in facts.devices)
+        tags = tuple((str(name), str(value)) for name, value in facts.tags)
+        facts = facts._replace(devices=devices, tags=tags, score=float(facts.score))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"these are not worker facts: {error}") from None
+    if not 0 < facts.score < 1e9:  # Also refuses NaN.
+        raise ValueError(f"a worker's score must be a positive finite number, not {facts.score!r}; set one with --score")
+    if not (isinstance(facts.slots, int) and 1 <= facts.slots <= 4096):
+        raise ValueError(f"a worker has 1 to 4096 slots, not {facts.slots!r}")
+    return facts
+
+
+def parse_bytes(size: Union[str, int, float], *, what: str = "memory") -> int:
+    """Bytes from `"16GB"` (10**9), `"512MiB"` (2**20) or a number of bytes.
+
+    Raises:
+        ValueError: Not a size, or negative.
+    """
+    if isinstance(size, bool) or not isinstance(size, (str, int, float)):
+        raise ValueError(f"{what} must be a size such as '16GB', '512MiB' or a number of bytes, not {size!r}")
+    if isinstance(size, (int, float)):
+        if not 0 <= size < 2**63:
+            raise ValueError(f"{what} must be between 0 and 2**63 bytes, not {size!r}")
+        return int(size)
+    match = _SIZE.match(size)
+    unit = _UNITS.get(match.group(2).upper()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"{what} {size!r} is not a size; write '16GB', '512MiB' or a number of bytes")
+    return int(float(match.group(1)) * unit)
+
+
+def make_requirement(
+    *,
+    gpu: Union[None, str, int, float, bool] = None,
+    memory: Union[None, str, int, float] = None,
+    cores: Optional[int] = None,
+    tags: Optional[Mapping[str, str]] = None,
+    device: Optional[str] = None,
+    python: str = "",
+) -> Requirement:
+    """A requirement from the options a user writes (CONTRACT: `gpu=`, `memory=`, `cores=`, `tags=`, `.to(...)`).
+
+    Raises:
+        ValueError: An option has no meaning; the message says which and what to write.
+    """
+    kind, model, gpus = "", "", 0.0
+    if device is not None:
+        kind, model, gpus = _parse_device(device)
+    if gpu is not None and gpu is not False:
+        if isinstance(gpu, str):
+            kind, model, gpus = _parse_device(gpu)
+        elif isinstance(gpu, (int, float)) and 0 <= gpu <= 1024:
+            gpus = float(gpu)
+            kind = kind or ("gpu" if gpus else "")
+        else:
+            raise ValueError(f"gpu={gpu!r} is neither a kind ('cuda'), a model ('A100') nor a number of GPUs")
+    host_memory, gpu_memory = 0, 0
+    if memory is not None:
+        if gpus:
+            gpu_memory = parse_bytes(memory)
+        else:
+            host_memory = parse_bytes(memory)
+    if cores is not None and (isinstance(cores, bool) or not isinstance(cores, int) or not 1 <= cores <= 65536):
+        raise ValueError(f"cores={cores!r} must be a whole number of CPU cores, at least 1")
+    pairs = tuple(sorted((str(name), str(value)) for name, value in (tags or {}).items()))
+    return Requirement(kind, model, gpus, gpu_memory, host_memory, cores or 0, pairs, python)
+
+
+def _parse_device(text: str) -> Tuple[str, str, float]:
+    """(kind, model, gpus) of "cuda", "cuda:1", "cpu" or a model name."""
+    word = text.strip().lower()
+    if not word:
+        raise ValueError("a device must be named: 'cuda', 'cuda:1', 'mps', 'cpu' or a model such as 'RTX 3080'")
+    base, _, index = word.partition(":")
+    if base == "cpu":
+        return "cpu", "", 0.0
+    if base in GPU_KINDS and (not index or index.isdigit()):
+        return word, "", 1.0
+    return "gpu", word, 1.0
+
+
+def lacks(facts: WorkerFacts, need: Requirement) -> List[str]:
+    """Why a worker can never satisfy a requirement, one clause each; empty when it can."""
+    reasons: List[str] = []
+    if need.python and facts.python and facts.python != need.python:
+        reasons.append(f"runs Python {facts.python}, not {need.python}")
+    if need.cores > facts.cores:
+        reasons.append(f"has {facts.cores} cores, not {need.cores}")
+    if need.memory > facts.memory:
+        reasons.append(f"has {show_bytes(facts.memory)} of memory, not {show_bytes(need.memory)}")
+    missing = [f"{name}={value}" for name, value in need.tags if (name, value) not in facts.tags]
+    if missing:
+        reasons.append(f"has no tag {', '.join(missing)}")
+    if need.gpus:
+        reasons.extend(_lacks_gpus(facts, need))
+    return reasons
+
+
+def _lacks_gpus(facts: WorkerFacts, need: Requirement) -> List[str]:
+    cards = [device for device in facts.devices if device.kind != "cpu"]
+    if not cards:
+        return ["has no GPU"]
+    kind, _, index = need.device.partition(":")
+    if kind and kind != "gpu":
+        cards = [card for card in cards if card.kind == kind and (not index or card.index == int(index))]
+        if not cards:
+            return [f"has no {need.device} device"]
+    if need.model:
+        named = [card for card in cards if need.model in card.name.lower()]
+        if not named:
+            return [f"has {', '.join(card.name for card in cards)}, not {need.model!r}"]
+        cards = named
+    if need.gpu_memory:
+        largest = max(card.memory for card in cards)
+        cards = [card for card in cards if card.memory >= need.gpu_memory]
+        if not cards:
+            return [f"has at most {show_bytes(largest)} on one GPU, not {show_bytes(need.gpu_memory)}"]
+    if need.gpus > len(cards):
+        return [f"has {len(cards)} such GPUs, not {need.gpus:g}"]
+    return []
+
+
+def show_bytes(count: float) -> str:
+    """`1.5 GB`: a number of bytes for people, in powers of ten."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def show_requirement(need: Requirement) -> str:
+    """A requirement for people: `1 GPU 'a100' with 16 GB, 8 cores`."""
+    parts: List[str] = []
+    if need.gpus:
+        kind = "" if need.device in ("", "gpu") else f"{need.device} "
+        model = f" {need.model!r}" if need.model else ""
+        memory = f" with {show_bytes(need.gpu_memory)}" if need.gpu_memory else ""
+        parts.append(f"{need.gpus:g} {kind}GPU{'s' if need.gpus > 1 else ''}{model}{memory}")
+    if need.cores:
+        parts.append(f"{need.cores} cores")
+    if need.memory:
+        parts.append(f"{show_bytes(need.memory)} of memory")
+    parts.extend(f"tag {name}={value}" for name, value in need.tags)
+    if need.python:
+        parts.append(f"Python {need.python}")
+    return ", ".join(parts) or "nothing special"
+
+
+def facts_as_dict(facts: WorkerFacts) -> Dict[str, Any]:
+    """Facts as the plain dict that `mesh.workers()` starts from."""
+    plain = facts._asdict()
+    plain["devices"] = [device._asdict() for device in facts.devices]
+    plain["tags"] = dict(facts.tags)
+    return plain
