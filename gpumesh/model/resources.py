@@ -46,7 +46,7 @@ class DeviceFacts(NamedTuple):
     """One compute device of a worker, as told to the mesh."""
 
     kind: str  # "cpu", "cuda", "mps", "rocm"
-    index: int  # Within its kind, as user code on that worker would number it.
+    index: int  # type: ignore[assignment]  # Hides tuple.index, which nobody needs here. Within its kind, as user code on that worker would number it.
     name: str
     memory: int  # Bytes; host memory for a CPU.
     score: float  # 100 is the reference card (RTX 4090); a CPU is a fraction of 1 to a few.

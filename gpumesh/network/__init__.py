@@ -1,0 +1,1 @@
+"""Addresses and sockets. Knows nothing of what travels through them."""

@@ -1,0 +1,170 @@
+"""Messages to frame bodies and back: msgpack for the body, raw buffers beside it.
+
+A value with large buffers (`OutOfBand`) stands in the body as an extension that holds only the number of its parts; the parts
+follow in the frame's buffer table, in the order in which the extensions appear.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Callable, Dict, List, Tuple, Type
+
+import msgpack
+
+from gpumesh.errors import ProtocolError
+from gpumesh.model.payloads import OutOfBand
+from gpumesh.protocol.frames import MAX_BUFFERS, TRANSFER_ID, TRANSFERRED, Frame
+from gpumesh.protocol.messages import MESSAGE_TYPES, TAGS
+
+OUT_OF_BAND = 1  # msgpack extension code.
+
+_COUNT = struct.Struct("<H")
+_CHECKS: Dict[str, Tuple[Type[Any], ...]] = {
+    "str": (str,), "bytes": (bytes,), "int": (int,), "float": (float, int), "Any": (object,),
+    "List": (tuple, list), "Tuple": (tuple, list), "Dict": (dict,),
+}  # fmt: skip
+_SHAPES: Dict[Type[Any], Tuple[Tuple[Type[Any], ...], ...]] = {}
+
+
+class UnknownTag(Exception):
+    """A frame whose tag this version does not know; `tag` says which."""
+
+    def __init__(self, tag: int) -> None:
+        super().__init__(tag)
+        self.tag = tag
+
+
+class Encoder:
+    """Messages to bodies; keeps one packer. Not for use by two threads at once."""
+
+    __slots__ = ("_packer", "_buffers")
+
+    def __init__(self) -> None:
+        self._buffers: List[Any] = []
+        self._packer = msgpack.Packer(default=self._default)
+
+    def encode(self, message: Any) -> Tuple[int, bytes, List[Any]]:
+        """(tag, body, raw buffers).
+
+        Raises:
+            ProtocolError: The message cannot be put on the wire; a defect of the sender.
+        """
+        try:
+            body: bytes = self._packer.pack(message)
+        except (TypeError, ValueError, OverflowError) as error:
+            self._packer = msgpack.Packer(default=self._default)
+            self._buffers = []
+            raise ProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
+        buffers = self._buffers
+        if buffers:
+            self._buffers = []
+        return TAGS[type(message)], body, buffers
+
+    def _default(self, value: Any) -> Any:
+        if type(value) is OutOfBand:
+            self._buffers.extend(value.parts)
+            if len(self._buffers) > MAX_BUFFERS:
+                raise ValueError(f"more than {MAX_BUFFERS} large buffers in one message; put them into fewer arrays")
+            return msgpack.ExtType(OUT_OF_BAND, _COUNT.pack(len(value.parts)))
+        raise TypeError(f"{type(value).__name__} is not plain data")
+
+
+def decode(frame: Frame, transferred: Callable[[int, int], List[Any]]) -> Any:
+    """The message in a frame.
+
+    Args:
+        transferred: (transfer id, number of buffers) -> the buffers that came before as chunks.
+
+    Raises:
+        ProtocolError: Not a message.
+        UnknownTag: A message of a newer version.
+    """
+    kind, flags, count, data = frame
+    cls = MESSAGE_TYPES.get(kind)
+    if cls is None:
+        raise UnknownTag(kind)
+    if count == 0:
+        fields = _unpack(data, _no_buffers)
+    else:
+        buffers, body = _split(data, flags, count, transferred)
+        fields = _unpack(body, _Hook(buffers))
+    return build(cls, fields)
+
+
+def build(cls: Type[Any], fields: Any) -> Any:
+    """A message from its unpacked fields, checked for shape.
+
+    Raises:
+        ProtocolError: Too few fields, or one of the wrong type.
+    """
+    shape = _SHAPES.get(cls)
+    if shape is None:
+        shape = _SHAPES[cls] = tuple(_CHECKS[hint.partition("[")[0]] for hint in _hints(cls))
+    if type(fields) is not tuple:
+        raise ProtocolError(f"the body of {cls.__name__} is not an array")
+    if len(fields) != len(shape):
+        if len(fields) < len(shape) - len(cls._field_defaults):
+            raise ProtocolError(f"{cls.__name__} has {len(shape)} fields, not {len(fields)}")
+        fields = fields[: len(shape)]
+    for value, allowed in zip(fields, shape):
+        if not isinstance(value, allowed):
+            raise ProtocolError(f"{cls.__name__} holds a {type(value).__name__} where {allowed[0].__name__} belongs")
+    return cls(*fields)
+
+
+def _hints(cls: Type[Any]) -> List[str]:
+    # On Python 3.9 to 3.13 a NamedTuple under postponed annotations keeps ForwardRef or str.
+    return [str(getattr(hint, "__forward_arg__", hint)) for hint in cls.__annotations__.values()]
+
+
+def _unpack(body: Any, hook: Callable[[int, bytes], Any]) -> Any:
+    try:
+        return msgpack.unpackb(body, use_list=False, ext_hook=hook, strict_map_key=False)
+    except ProtocolError:
+        raise
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError, MemoryError) as error:
+        raise ProtocolError(f"the body of a frame is not msgpack: {error}") from None
+
+
+def _no_buffers(code: int, data: bytes) -> Any:
+    raise ProtocolError("a frame refers to buffers that it does not have")
+
+
+class _Hook:
+    __slots__ = ("_buffers", "_next")
+
+    def __init__(self, buffers: List[Any]) -> None:
+        self._buffers = buffers
+        self._next = 0
+
+    def __call__(self, code: int, data: bytes) -> OutOfBand:
+        if code != OUT_OF_BAND or len(data) != 2:
+            raise ProtocolError(f"a frame holds an unknown extension {code}")
+        count = _COUNT.unpack(data)[0]
+        parts = self._buffers[self._next : self._next + count]
+        if len(parts) != count or count == 0:
+            _no_buffers(code, data)
+        self._next += count
+        return OutOfBand(parts)
+
+
+def _split(
+    data: memoryview, flags: int, count: int, transferred: Callable[[int, int], List[Any]]
+) -> Tuple[List[Any], memoryview]:
+    if flags & TRANSFERRED:
+        if len(data) < TRANSFER_ID.size:
+            raise ProtocolError("the end of a transfer has no transfer id")
+        return transferred(TRANSFER_ID.unpack_from(data)[0], count), data[TRANSFER_ID.size :]
+    if len(data) < 4 * count:
+        raise ProtocolError("a frame is shorter than its buffer table")
+    sizes = struct.unpack_from(f"<{count}I", data)
+    position = len(data) - sum(sizes)
+    if position < 4 * count:
+        raise ProtocolError("the buffers of a frame are larger than the frame")
+    body = data[4 * count : position]
+    buffers: List[Any] = []
+    for size in sizes:
+        # A private, writable copy: arrays built on it can be changed in place.
+        buffers.append(bytearray(data[position : position + size]))
+        position += size
+    return buffers, body

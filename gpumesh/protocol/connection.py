@@ -1,0 +1,555 @@
+"""One side of one mesh connection, without a socket: bytes and time in, events and bytes out.
+
+    dialer                                listener
+    PREAMBLE  ── preamble, Hello ──────>  PREAMBLE
+    PREAMBLE  <─ preamble, Challenge ───  HELLO
+    CHALLENGE ── Proof ────────────────>  PROOF
+    WELCOME   <─ Welcome (with proof) ──  OPEN
+    OPEN
+                    any state ── Refused, Goodbye, silence, an error ──> CLOSED
+
+Promises:
+
+1. Before OPEN only the five handshake messages are decoded, in frames of at most 4 KiB, and nothing is unpickled.
+2. The last event is always Closed, once; `error` then says why.
+3. Messages on the control lane leave before any chunk that has not left yet. Definitions precede what refers to them, whichever
+   lane they take.
+4. `next_deadline` is the only clock: a handshake, a heartbeat or a silence that is due is handled by `on_time`, and a side that
+   was itself stopped for a while does not blame the other for it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
+
+from gpumesh.config import (
+    BULK_MESSAGE_BYTES,
+    CHUNK_BYTES,
+    CONTROL_FRAME_BYTES,
+    HANDSHAKE_SECONDS,
+    HEARTBEAT_SECONDS,
+    PROTOCOL_VERSION,
+    SILENCE_SECONDS,
+    TRANSFER_BYTES,
+)
+from gpumesh.errors import (
+    AuthenticationError,
+    MeshError,
+    MeshUnavailableError,
+    ProtocolError,
+    VersionMismatchError,
+)
+from gpumesh.protocol import auth, codec, frames
+from gpumesh.protocol.messages import (
+    PREAUTH_TAGS,
+    Challenge,
+    DefineFunction,
+    DefineSpec,
+    Goodbye,
+    Hello,
+    Ping,
+    Pong,
+    Proof,
+    Refused,
+    RunTasks,
+    SubmitTasks,
+    TaskResults,
+    TasksFinished,
+    UnknownMessage,
+    Welcome,
+)
+
+_DEFINITIONS = (DefineFunction, DefineSpec)
+_AFTER_DEFINITIONS = (DefineFunction, DefineSpec, SubmitTasks, RunTasks)
+_HTTP_VERBS = (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC", b"CONN", b"PRI ")
+_HTTP_ANSWER = (
+    b"HTTP/1.1 426 Upgrade Required\r\nContent-Type: text/plain\r\nConnection: close\r\nUpgrade: gpumesh\r\n\r\n"
+    b"This port is a gpumesh coordinator; connect with GPUMesh(...) or `gpumesh join`.\n"
+)
+
+
+class PeerFacts(NamedTuple):
+    """What a side says about itself in the handshake."""
+
+    gpumesh: str
+    python: str
+    platform: str
+
+
+class Established(NamedTuple):
+    """Event: both sides have proved that they know the token."""
+
+    role: str  # Of the dialer: "client" or "worker".
+    mesh: str  # The coordinator's id.
+    workers: int  # As Welcome said; 0 at the listener.
+    peer: PeerFacts
+
+
+class Closed(NamedTuple):
+    """Event, the last one: the connection is over. Without an error the peer left on purpose."""
+
+    error: Optional[MeshError]
+    reason: str
+
+
+class State(enum.Enum):
+    """Where a connection stands; see the drawing above."""
+
+    PREAMBLE = enum.auto()
+    HELLO = enum.auto()
+    CHALLENGE = enum.auto()
+    PROOF = enum.auto()
+    WELCOME = enum.auto()
+    OPEN = enum.auto()
+    CLOSED = enum.auto()
+
+
+class _Transfer:
+    """One message on the bulk lane."""
+
+    __slots__ = ("tag", "body", "buffers", "number", "index", "offset", "is_definition")
+
+    def __init__(self, number: int, tag: int, body: bytes, buffers: List[memoryview], *, is_definition: bool) -> None:
+        self.number = number
+        self.tag = tag
+        self.body = body
+        self.buffers = buffers
+        self.index = 0
+        self.offset = 0
+        self.is_definition = is_definition
+
+
+class Connection:
+    """One side of a mesh connection; see the module's promises. Not for use by two threads at once."""
+
+    def __init__(
+        self, *, is_dialer: bool, role: str, token: str, nonce: bytes, mesh: str, now: float, facts: PeerFacts, binding: bytes
+    ) -> None:
+        assert len(nonce) == auth.NONCE_BYTES
+        self.state = State.PREAMBLE
+        self.error: Optional[MeshError] = None
+        self.role = role
+        self.mesh = mesh
+        self.workers = 0  # Told in Welcome; the listener's shell keeps it current until then.
+        self.bytes_waiting = 0  # On the control lane.
+        self._is_dialer = is_dialer
+        self._token = token
+        self._nonce = nonce
+        self._facts = facts
+        self._peer = PeerFacts("", "", "")
+        self._binding = binding
+        self._hello = b""
+        self._challenge = b""
+        self._decoder = frames.FrameDecoder(preamble=True)
+        self._encoder = codec.Encoder()
+        self._control: List[Any] = []
+        self._bulk: Deque[_Transfer] = deque()
+        self._definitions_in_bulk = 0
+        self._next_transfer = 0
+        self._incoming: Dict[int, Dict[int, Tuple[bytearray, int]]] = {}
+        self._incoming_bytes = 0
+        self._last_received = now
+        self._last_sent = now
+        self._deadline = now + HANDSHAKE_SECONDS
+        self._ping_number = 0
+
+    @classmethod
+    def dial(
+        cls, *, role: str, token: str, nonce: bytes, now: float, facts: PeerFacts, binding: bytes = b""
+    ) -> Connection:
+        """The side that opened the socket. Its preamble and Hello wait in `data_to_send` at once."""
+        self = cls(is_dialer=True, role=role, token=token, nonce=nonce, mesh="", now=now, facts=facts, binding=binding)
+        self._control.append(frames.PREAMBLE)
+        self._hello = self._send_handshake(Hello(role, nonce, facts.gpumesh, facts.python, facts.platform))
+        return self
+
+    @classmethod
+    def listen(
+        cls, *, token: str, nonce: bytes, mesh: str, now: float, facts: PeerFacts, binding: bytes = b""
+    ) -> Connection:
+        """The side that accepted the socket; says nothing until the dialer's preamble is there."""
+        return cls(is_dialer=False, role="", token=token, nonce=nonce, mesh=mesh, now=now, facts=facts, binding=binding)
+
+    @property
+    def established(self) -> bool:
+        """Whether messages can be sent."""
+        return self.state is State.OPEN
+
+    @property
+    def has_bulk(self) -> bool:
+        """Whether chunks wait."""
+        return bool(self._bulk)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether anything waits to be sent."""
+        return bool(self._control or self._bulk)
+
+    # --- receiving
+
+    def get_buffer(self) -> memoryview:
+        """Where the shell receives next. Void after the next call."""
+        return self._decoder.get_buffer()
+
+    def buffer_updated(self, count: int, now: float) -> List[Any]:
+        """`count` bytes arrived in the last `get_buffer()`; what follows from them, in order."""
+        if self.state is State.CLOSED:
+            return []
+        self._last_received = now
+        try:
+            received = self._decoder.buffer_updated(count)
+            if self.state is State.OPEN:
+                return self._messages(received, now)
+            return self._handshake(received, now)
+        except ProtocolError as error:
+            return self._fail(error, tell="protocol")
+
+    def receive_data(self, data: Any, now: float) -> List[Any]:
+        """The same for bytes at hand."""
+        events: List[Any] = []
+        view = memoryview(data)
+        while len(view) and self.state is not State.CLOSED:
+            target = self.get_buffer()
+            count = min(len(target), len(view))
+            target[:count] = view[:count]
+            view = view[count:]
+            events.extend(self.buffer_updated(count, now))
+        return events
+
+    def receive_eof(self, now: float) -> List[Any]:
+        """The peer closed its side, or the socket broke."""
+        if self.state is State.CLOSED:
+            return []
+        if self.state is State.OPEN:
+            return self._fail(MeshUnavailableError("the connection was lost"))
+        waiting = self._decoder.peek() if self.state is State.PREAMBLE else b""
+        if waiting and not frames.PREAMBLE.startswith(waiting[: len(frames.PREAMBLE)]):
+            return self._fail(_not_a_mesh(waiting))
+        return self._fail(ProtocolError("the peer closed the connection during the handshake; is it a gpumesh coordinator?"))
+
+    def _messages(self, received: List[frames.Frame], now: float) -> List[Any]:
+        events: List[Any] = []
+        for frame in received:
+            try:
+                message = codec.decode(frame, self._take_transfer)
+            except codec.UnknownTag as unknown:
+                self.send(UnknownMessage(unknown.tag))
+                continue
+            except ProtocolError as error:
+                events.extend(self._fail(error, tell="protocol"))
+                break
+            kind = type(message)
+            if kind is Ping:
+                self.send(Pong(message.number))
+            elif kind is Goodbye:
+                events.extend(self._end(message.reason))
+                break
+            elif kind is Refused:
+                events.extend(self._fail(_refusal(message)))
+                break
+            elif frame.kind in PREAUTH_TAGS:
+                events.extend(self._fail(ProtocolError(f"{kind.__name__} has no place after the handshake"), tell="protocol"))
+                break
+            elif kind is not Pong:
+                events.append(message)
+        return events
+
+    # --- handshake
+
+    def _handshake(self, received: List[frames.Frame], now: float) -> List[Any]:
+        if self.state is State.PREAMBLE:
+            preamble = self._take_preamble()
+            if preamble is None:
+                return []
+            version = int.from_bytes(preamble[6:], "little")
+            if version != PROTOCOL_VERSION:
+                if not self._is_dialer:
+                    self._control.append(frames.PREAMBLE)
+                return self._fail(
+                    VersionMismatchError(
+                        f"the peer speaks mesh protocol {version}, this side (gpumesh {self._facts.gpumesh}) speaks "
+                        f"{PROTOCOL_VERSION}; install the same gpumesh version on both machines"
+                    )
+                )
+            if self._is_dialer:
+                self.state = State.CHALLENGE
+            else:
+                self._control.append(frames.PREAMBLE)
+                self.state = State.HELLO
+            received = self._decoder.parse_rest()
+        events: List[Any] = []
+        for position, frame in enumerate(received):
+            if self.state is State.OPEN:
+                events.extend(self._messages(received[position:], now))
+                break
+            if self.state is State.CLOSED:
+                break
+            events.extend(self._handshake_frame(frame, now))
+        return events
+
+    def _take_preamble(self) -> Optional[bytes]:
+        waiting = self._decoder.peek()
+        if waiting[: len(frames.MAGIC)] != frames.MAGIC[: len(waiting)]:
+            if not self._is_dialer and waiting[:4] in _HTTP_VERBS:
+                self._control.append(_HTTP_ANSWER)
+            if self._is_dialer and len(waiting) < 4:
+                return None  # Wait for enough to tell the person who it is.
+            raise _not_a_mesh(waiting)
+        return self._decoder.take(frames.PREAMBLE_BYTES)
+
+    def _handshake_frame(self, frame: frames.Frame, now: float) -> List[Any]:
+        if frame.kind not in PREAUTH_TAGS:
+            raise ProtocolError(f"a frame of kind {frame.kind:#x} has no place before authentication")
+        message = codec.decode(frame, _no_transfers)
+        kind = type(message)
+        if kind is Refused:
+            return self._fail(_refusal(message))
+        if self._is_dialer and kind is Challenge and self.state is State.CHALLENGE:
+            self._challenge = bytes(frame.data)
+            self.mesh = message.mesh
+            self._peer = PeerFacts(message.gpumesh, message.python, "")
+            self._send_handshake(Proof(self._proof(auth.DIALER_LABEL)))
+            self.state = State.WELCOME
+            return []
+        if self._is_dialer and kind is Welcome and self.state is State.WELCOME:
+            if not auth.proofs_match(message.proof, self._proof(auth.LISTENER_LABEL)):
+                return self._fail(
+                    AuthenticationError("the coordinator could not prove that it knows the token; check the address"),
+                    tell="authentication",
+                )
+            self.workers = message.workers
+            return [self._open(now)]
+        if not self._is_dialer and kind is Hello and self.state is State.HELLO:
+            return self._on_hello(message, frame)
+        if not self._is_dialer and kind is Proof and self.state is State.PROOF:
+            if not auth.proofs_match(message.proof, self._proof(auth.DIALER_LABEL)):
+                return self._fail(
+                    AuthenticationError("the token was refused; use the one that `gpumesh serve` was started with"),
+                    tell="authentication",
+                )
+            self._send_handshake(Welcome(self._proof(auth.LISTENER_LABEL), self.workers))
+            return [self._open(now)]
+        raise ProtocolError(f"{kind.__name__} has no place in this state of the handshake")
+
+    def _on_hello(self, hello: Hello, frame: frames.Frame) -> List[Any]:
+        if hello.role not in ("client", "worker") or len(hello.nonce) != auth.NONCE_BYTES:
+            raise ProtocolError(f"Hello has the role {hello.role[:20]!r} and a nonce of {len(hello.nonce)} bytes")
+        self.role = hello.role
+        self._peer = PeerFacts(hello.gpumesh, hello.python, hello.platform)
+        self._hello = bytes(frame.data)
+        self._challenge = self._send_handshake(Challenge(self._nonce, self.mesh, self._facts.gpumesh, self._facts.python))
+        self.state = State.PROOF
+        return []
+
+    def _open(self, now: float) -> Established:
+        self.state = State.OPEN
+        self._decoder.limit = CONTROL_FRAME_BYTES + BULK_MESSAGE_BYTES + CHUNK_BYTES
+        self._decoder.chunk_target = self._chunk_target
+        self._deadline = now + HEARTBEAT_SECONDS
+        self._token = ""
+        return Established(self.role, self.mesh, self.workers, self._peer)
+
+    def _proof(self, label: bytes) -> bytes:
+        return auth.make_proof(label, self._token, self._hello, self._challenge, self._binding)
+
+    def _send_handshake(self, message: Any) -> bytes:
+        tag, body, _ = self._encoder.encode(message)
+        self._queue(frames.encode_frame(tag, body))
+        return body
+
+    # --- sending
+
+    def send(self, message: Any) -> None:
+        """Queue a message; call `data_to_send` afterwards, once for many. Ignored once closed.
+
+        Raises:
+            ProtocolError: It cannot be put on the wire (not plain data, or one item over the limit).
+        """
+        if self.state is State.CLOSED:
+            return
+        assert self.state is State.OPEN, f"{type(message).__name__} sent in state {self.state.name}"
+        tag, body, buffers = self._encoder.encode(message)
+        raw = 0
+        for buffer in buffers:
+            raw += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
+        if len(body) > CONTROL_FRAME_BYTES:
+            for part in _halves(message):
+                self.send(part)
+            return
+        kind = type(message)
+        if raw > BULK_MESSAGE_BYTES or (self._definitions_in_bulk and kind in _AFTER_DEFINITIONS):
+            self._queue_bulk(tag, body, buffers, is_definition=kind in _DEFINITIONS)
+        else:
+            self._queue(frames.encode_frame(tag, body, buffers))
+
+    def _queue(self, parts: List[Any]) -> None:
+        self._control.extend(parts)
+        for part in parts:
+            self.bytes_waiting += len(part)
+
+    def _queue_bulk(self, tag: int, body: bytes, buffers: List[Any], *, is_definition: bool) -> None:
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        total = sum(len(view) for view in views)
+        if total > TRANSFER_BYTES:
+            raise ProtocolError(f"a value of {total} bytes is over the limit of {TRANSFER_BYTES} bytes")
+        self._bulk.append(_Transfer(self._next_transfer, tag, body, views, is_definition=is_definition))
+        self._next_transfer = (self._next_transfer + 1) & 0xFFFFFFFF
+        self._definitions_in_bulk += is_definition
+
+    def data_to_send(self, *, bulk: bool = True) -> List[Any]:
+        """Buffers to write now, in order: all of the control lane and, with `bulk`, at most one chunk."""
+        parts, self._control = self._control, []
+        self.bytes_waiting = 0
+        if bulk and self._bulk:
+            parts.extend(self._next_chunk())
+        return parts
+
+    def _next_chunk(self) -> List[Any]:
+        transfer = self._bulk[0]
+        if transfer.index == len(transfer.buffers):
+            self._bulk.popleft()
+            self._definitions_in_bulk -= transfer.is_definition
+            if not transfer.buffers:
+                return frames.encode_frame(transfer.tag, transfer.body)
+            return [frames.encode_transferred(transfer.tag, transfer.number, transfer.body, len(transfer.buffers))]
+        buffer = transfer.buffers[transfer.index]
+        data = buffer[transfer.offset : transfer.offset + CHUNK_BYTES]
+        parts = frames.encode_chunk(transfer.number, transfer.index, transfer.offset, len(buffer), data)
+        transfer.offset += len(data)
+        if transfer.offset == len(buffer):
+            transfer.index += 1
+            transfer.offset = 0
+            if transfer.index == len(transfer.buffers):
+                parts.extend(self._next_chunk())
+        return parts
+
+    def close(self, reason: str) -> None:
+        """Say goodbye; write `data_to_send(bulk=False)` once more, then close the socket. No event follows."""
+        if self.state is State.OPEN:
+            self.send(Goodbye(reason))
+        self._shut()
+
+    def refuse(self, reason: str, text: str) -> None:
+        """Tell the peer why it is not wanted; otherwise as `close`."""
+        if self.state is not State.CLOSED:
+            self._send_handshake(Refused(reason, text[:1000]))
+        self._shut()
+
+    # --- time
+
+    def next_deadline(self) -> Optional[float]:
+        """Monotonic time at which `on_time` must be called; None once closed."""
+        return None if self.state is State.CLOSED else self._deadline
+
+    def on_time(self, now: float) -> List[Any]:
+        """Handle what is due: heartbeats (then there is data to send), silence, a handshake that takes too long."""
+        if self.state is State.CLOSED or now < self._deadline:
+            return []
+        if self.state is not State.OPEN:
+            waiting = self._decoder.peek() if self.state is State.PREAMBLE else b""
+            if waiting and not frames.PREAMBLE.startswith(waiting[: len(frames.PREAMBLE)]):
+                return self._fail(_not_a_mesh(waiting))
+            return self._fail(
+                ProtocolError(f"no mesh handshake within {HANDSHAKE_SECONDS:g} s; is it a gpumesh coordinator?"), tell="protocol"
+            )
+        if now - self._deadline > HEARTBEAT_SECONDS:
+            self._last_received = now  # We were stopped ourselves: the peer's signs of life may wait unread in the socket.
+        if now - self._last_received >= SILENCE_SECONDS:
+            return self._fail(MeshUnavailableError(f"no sign of life for {SILENCE_SECONDS:g} s"))
+        self._ping_number += 1
+        self.send(Ping(self._ping_number))
+        self._deadline = now + HEARTBEAT_SECONDS
+        return []
+
+    # --- transfers
+
+    def _chunk_target(self, transfer: int, index: int, offset: int, total: int, size: int) -> memoryview:
+        buffers = self._incoming.setdefault(transfer, {})
+        if index not in buffers:
+            if total > TRANSFER_BYTES or self._incoming_bytes + total > TRANSFER_BYTES or index >= frames.MAX_BUFFERS:
+                raise ProtocolError(f"the peer announced a value of {total} bytes; {TRANSFER_BYTES} are allowed")
+            try:
+                buffers[index] = (bytearray(total), 0)
+            except MemoryError:
+                raise ProtocolError(f"no memory for a value of {total} bytes") from None
+            self._incoming_bytes += total
+        buffer, filled = buffers[index]
+        if offset != filled or len(buffer) != total or offset + size > total:
+            raise ProtocolError("chunks of a transfer do not follow one another")
+        buffers[index] = (buffer, filled + size)
+        return memoryview(buffer)[offset : offset + size]
+
+    def _take_transfer(self, transfer: int, count: int) -> List[Any]:
+        buffers = self._incoming.pop(transfer, {})
+        if sorted(buffers) != list(range(count)) or any(len(buffer) != filled for buffer, filled in buffers.values()):
+            raise ProtocolError("a transfer ended before all of its chunks had come")
+        self._incoming_bytes -= sum(len(buffer) for buffer, _ in buffers.values())
+        return [buffers[index][0] for index in range(count)]
+
+    # --- ends
+
+    def _fail(self, error: MeshError, tell: str = "") -> List[Any]:
+        if tell and self.state is not State.PREAMBLE:
+            self._send_handshake(Refused(tell, str(error)[:1000]))
+        self._shut()
+        self.error = error
+        return [Closed(error, str(error))]
+
+    def _end(self, reason: str) -> List[Any]:
+        self._shut()
+        return [Closed(None, reason)]
+
+    def _shut(self) -> None:
+        self.state = State.CLOSED
+        self._bulk.clear()
+        self._incoming.clear()
+        self._token = ""
+
+
+def _no_transfers(transfer: int, count: int) -> List[Any]:
+    raise ProtocolError("a handshake message has no buffers")
+
+
+def _refusal(message: Refused) -> MeshError:
+    if message.reason == "authentication":
+        return AuthenticationError(message.text)
+    if message.reason == "version":
+        return VersionMismatchError(message.text)
+    if message.reason == "busy":
+        return MeshUnavailableError(message.text)
+    return ProtocolError(f"the peer refused the connection: {message.text}")
+
+
+def _not_a_mesh(data: bytes) -> ProtocolError:
+    """Says who is talking instead, as far as the first bytes tell."""
+    if data.startswith(b"HTTP/") or data[:4] in _HTTP_VERBS:
+        who = "an HTTP server" if data.startswith(b"HTTP/") else "an HTTP client"
+    elif data.startswith(b"SSH-"):
+        who = "an SSH server"
+    elif data[:2] in (b"\x16\x03", b"\x15\x03"):
+        who = "a TLS peer"
+    else:
+        who = f"something that starts with {data[:16]!r}"
+    return ProtocolError(f"the other side is {who}, not a gpumesh coordinator; check host and port")
+
+
+def _halves(message: Any) -> List[Any]:
+    """A batch that is too large for one frame, as two."""
+    kind = type(message)
+    if kind is SubmitTasks and len(message.task_ids) > 1:
+        middle = len(message.task_ids) // 2
+        return [
+            message._replace(task_ids=message.task_ids[:middle], payloads=message.payloads[:middle]),
+            message._replace(task_ids=message.task_ids[middle:], payloads=message.payloads[middle:]),
+        ]
+    if kind is RunTasks and len(message.tasks) > 1:
+        middle = len(message.tasks) // 2
+        return [message._replace(tasks=message.tasks[:middle]), message._replace(tasks=message.tasks[middle:])]
+    if kind in (TasksFinished, TaskResults) and len(message.results) > 1:
+        middle = len(message.results) // 2
+        return [message._replace(results=message.results[:middle]), message._replace(results=message.results[middle:])]
+    raise ProtocolError(
+        f"one item of {kind.__name__} is over the {CONTROL_FRAME_BYTES} bytes of a frame; its large parts must be buffers"
+    )
