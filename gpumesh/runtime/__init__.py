@@ -1,0 +1,1 @@
+"""The processes of a mesh: shells that move bytes, start processes and hold no policy."""

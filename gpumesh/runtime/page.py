@@ -1,0 +1,61 @@
+"""The 64 bytes that a runner and its agent share: what runs now, what may not start, what is to be interrupted.
+
+A runner that is busy in user code answers no message, and a dead one none at all; the page is how the agent still knows which
+task it had started. Each word has one writer and is written by one aligned 8-byte store.
+
+    word  writer  meaning
+    0     runner  STARTED    number of the task started last (1, 2, ... since the runner's start)
+    1     runner  FINISHED   number of the task finished last
+    2     runner  SENT       number of the task whose result was sent last
+    3     runner  SINCE      monotonic time of the start, a float
+    4     agent   REVOKED    tasks with this number and above must not start; 0: none
+    5     agent   INTERRUPT  the task with this number is to be interrupted when SIGINT comes
+    6     agent   FLUSH      counts requests to send finished results at once, made by SIGINT
+
+Taking back tasks that were fed but have not started is safe without a lock: the runner stores STARTED before it reads REVOKED;
+the agent stores REVOKED, waits `REVOKE_SETTLE_SECONDS` (a store is visible to another core after well under a microsecond),
+then reads STARTED. Whatever is above STARTED then will see the mark before it runs. Proved by tests/integration/test_pool.py.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from typing import Any
+
+PAGE_BYTES = mmap.PAGESIZE
+
+STARTED, FINISHED, SENT, SINCE, REVOKED, INTERRUPT, FLUSH = range(7)
+
+
+class Page:
+    """A mapped page; `words` are unsigned integers, `floats` the same memory as floating point numbers."""
+
+    __slots__ = ("words", "floats", "_map")
+
+    def __init__(self, fd: int) -> None:
+        self._map = mmap.mmap(fd, PAGE_BYTES)
+        view = memoryview(self._map)
+        self.words: Any = view.cast("Q")
+        self.floats: Any = view.cast("d")
+
+    def close(self) -> None:
+        """Unmap; the other side keeps its own mapping."""
+        self.words.release()
+        self.floats.release()
+        try:
+            self._map.close()
+        except BufferError:  # A view is still on its way to the collector, which then unmaps.
+            pass
+
+
+def create_page_fd() -> int:
+    """A descriptor of anonymous shared memory of one page; nothing of it is left in any folder."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("gpumesh-page", os.MFD_CLOEXEC)
+    else:
+        fd, path = tempfile.mkstemp(prefix="gpumesh-page-")
+        os.unlink(path)
+    os.ftruncate(fd, PAGE_BYTES)
+    return fd

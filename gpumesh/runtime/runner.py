@@ -1,0 +1,284 @@
+"""Main of a pool process: runs user code, one task at a time, from a plain blocking loop. No event loop, no policy.
+
+    agent ── RunTasks ──> socket ──> [queue] ── one task ──> user code ──> [results] ──> socket ── TasksFinished ──> agent
+
+Promises:
+
+1. One task at a time, in the order received; never one at or above the page's REVOKED mark.
+2. Finished results wait for company at most `RESULT_FLUSH_SECONDS` before the next task starts, not at all when the task may run
+   at most once or has written output, and a request to flush (SIGINT with FLUSH raised) is heard between two bytecodes of a long
+   task.
+3. Whatever user code raises, `SystemExit` and `KeyboardInterrupt` included, is the end of that task only.
+4. What user code writes reaches the pipe at each write: nothing is lost when the process dies in the next line.
+5. It never outlives its agent: end of stream when idle, the spawner's kill when busy.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import io
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from time import monotonic
+from types import FrameType
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+
+from gpumesh.config import CONTROL_FRAME_BYTES, RESULT_FLUSH_SECONDS
+from gpumesh.errors import MeshError
+from gpumesh.model.outcomes import Status
+from gpumesh.protocol.connection import Connection
+from gpumesh.protocol.messages import DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
+from gpumesh.runtime import system
+from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, REVOKED, SENT, SINCE, STARTED, Page
+from gpumesh.serialization import exceptions, functions, values
+
+OUTPUT_FDS = (1, 2)
+HELD_RESULTS = 256  # Results held at most, whatever their age.
+HELD_BYTES = 1024 * 1024
+_OK, _RAISED, _RETRYABLE, _CANCELLED, _NOT_RUN = (
+    int(status) for status in (Status.OK, Status.RAISED, Status.RETRYABLE, Status.CANCELLED, Status.NOT_RUN)
+)
+
+
+class _Output(io.RawIOBase):
+    """A standard stream that writes through and remembers that something was written."""
+
+    def __init__(self, fd: int, runner: Runner) -> None:
+        self._fd = fd
+        self._runner = runner
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def isatty(self) -> bool:
+        return False
+
+    def write(self, data: Any) -> int:
+        self._runner.has_written = True
+        view = memoryview(data).cast("B")
+        total = len(view)
+        while len(view):
+            view = view[os.write(self._fd, view) :]
+        return total
+
+
+class _Function:
+    """A function as this process knows it: unpickled at its first task."""
+
+    __slots__ = ("body", "call", "retry_on", "error")
+
+    def __init__(self, body: Any) -> None:
+        self.body = body
+        self.call: Optional[Callable[..., Any]] = None
+        self.retry_on: Tuple[type, ...] = ()
+        self.error: Optional[BaseException] = None
+
+
+class _Spec:
+    __slots__ = ("function", "name", "at_most_once")
+
+    def __init__(self, function: _Function, name: str, at_most_once: bool) -> None:
+        self.function = function
+        self.name = name
+        self.at_most_once = at_most_once
+
+
+class Runner:
+    """The process's one object."""
+
+    def __init__(self, sock: socket.socket, page: Page) -> None:
+        self._socket = sock
+        self._page = page
+        self._words = page.words
+        self._connection = Connection.trusted()
+        self._queue: Deque[Tuple[_Spec, Tuple[Any, ...]]] = deque()
+        self._functions: Dict[bytes, _Function] = {}
+        self._specs: Dict[int, _Spec] = {}
+        self._results: List[Tuple[int, int, int, Any, float]] = []
+        self._held_bytes = 0
+        self._number = 0  # Of the task started last.
+        self._is_executing = False
+        self._is_sending = False
+        self._flushes = 0
+        self._last_sent = 0.0
+        self.has_written = False
+
+    def run(self) -> None:
+        """Serve until the agent closes the socket."""
+        signal.signal(signal.SIGINT, self._on_signal)
+        self._send(RunnerReady(os.getpid()))
+        queue = self._queue
+        while True:
+            while not queue:
+                if self._results:
+                    self._flush()
+                if not self._receive():
+                    return
+            spec, task = queue.popleft()
+            self._run(spec, task[0], task[1], task[2])
+
+    # --- one task
+
+    def _run(self, spec: _Spec, task_id: int, attempt: int, payload: Any) -> None:
+        words = self._words
+        self._number = number = self._number + 1
+        words[STARTED] = number
+        self._page.floats[SINCE] = started = monotonic()
+        revoked = words[REVOKED]
+        if revoked and number >= revoked:
+            words[FINISHED] = number
+            self._results.append((task_id, attempt, _NOT_RUN, {}, 0.0))
+            return
+        status = _OK
+        try:
+            try:
+                self._is_executing = True
+                function = spec.function
+                call = function.call
+                if call is None:
+                    call = self._load(function)
+                arguments, keywords = values.loads_call(payload)
+                value = call(*arguments, **keywords)
+                if type(value).__name__ == "coroutine":
+                    value = _await(value)
+                result: Any = values.dumps(value, what="the result")
+            finally:
+                self._is_executing = False
+        except BaseException as error:
+            status, result = self._failure(spec, error, number)
+        seconds = monotonic() - started
+        words[FINISHED] = number
+        self._results.append((task_id, attempt, status, result, seconds))
+        self._held_bytes += len(result) if type(result) is bytes else 0
+        if (
+            spec.at_most_once
+            or self.has_written
+            or started + seconds - self._last_sent > RESULT_FLUSH_SECONDS
+            or len(self._results) >= HELD_RESULTS
+            or self._held_bytes > HELD_BYTES
+            or type(result) is not bytes
+        ):
+            self._flush()
+
+    def _load(self, function: _Function) -> Callable[..., Any]:
+        if function.error is not None:
+            raise function.error
+        try:
+            function.call, function.retry_on = functions.load(function.body)
+        except MeshError as error:
+            function.error = error
+            raise
+        function.body = None
+        return function.call
+
+    def _failure(self, spec: _Spec, error: BaseException, number: int) -> Tuple[int, Any]:
+        if isinstance(error, KeyboardInterrupt) and self._words[INTERRUPT] == number:
+            return _CANCELLED, {"reason": "interrupted"}
+        status = _RETRYABLE if isinstance(error, spec.function.retry_on) else _RAISED
+        try:
+            return status, exceptions.dump_exception(error, hide_frames_of=__file__)
+        finally:
+            error.__traceback__ = None
+
+    def _on_signal(self, number: int, frame: Optional[FrameType]) -> None:
+        if self._is_executing and self._words[INTERRUPT] == self._number:
+            raise KeyboardInterrupt
+        if self._words[FLUSH] != self._flushes and not self._is_sending:
+            self._flushes = self._words[FLUSH]
+            if self._results:
+                self._flush()
+
+    # --- the socket
+
+    def _flush(self) -> None:
+        results, self._results = self._results, []
+        self._held_bytes = 0
+        self.has_written = False
+        self._send(TasksFinished(results))
+        self._words[SENT] += len(results)
+        self._last_sent = monotonic()
+
+    def _send(self, message: Any) -> None:
+        self._is_sending = True
+        try:
+            connection = self._connection
+            connection.send(message)
+            while True:
+                parts = connection.data_to_send()
+                if not parts:
+                    return
+                for part in parts:
+                    self._socket.sendall(part)
+        except BrokenPipeError:
+            os._exit(0)  # The agent is gone.
+        finally:
+            self._is_sending = False
+
+    def _receive(self) -> bool:
+        """Wait for messages and take them in; False at the end of the stream."""
+        try:
+            count = self._socket.recv_into(self._connection.get_buffer())
+        except ConnectionResetError:
+            return False
+        if not count:
+            return False
+        for message in self._connection.buffer_updated(count, 0.0):
+            kind = type(message)
+            if kind is RunTasks:
+                spec = self._specs[message.spec]
+                self._queue.extend([(spec, task) for task in message.tasks])
+            elif kind is DefineFunction:
+                self._functions[message.digest] = _Function(message.body)
+            elif kind is DefineSpec:
+                fields = message.spec
+                self._specs[message.number] = _Spec(self._functions[fields[0]], fields[1], fields[4] == 0)
+            else:
+                raise RuntimeError(f"the agent sent {message!r}")
+        return True
+
+
+def _await(value: Any) -> Any:
+    import asyncio
+
+    return asyncio.run(value)
+
+
+def main(request: Dict[str, Any], fds: List[int]) -> None:
+    """Become a runner: `fds` are the socket, the page, the write ends for standard output and standard error."""
+    sock_fd, page_fd, out_fd, err_fd = fds
+    system.name_process("gpumesh-runner")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(out_fd, 1)
+    os.dup2(err_fd, 2)
+    os.close(out_fd)
+    os.close(err_fd)
+    os.environ.update(request["environment"])
+    if request.get("folder"):
+        os.chdir(request["folder"])
+    sock = socket.socket(fileno=sock_fd)
+    sock.setblocking(True)
+    page = Page(page_fd)
+    os.close(page_fd)
+    runner = Runner(sock, page)
+    sys.stdin = open(0, encoding="utf-8")
+    sys.stdout = sys.__stdout__ = _text(1, runner)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _text(2, runner)  # type: ignore[misc]
+    faulthandler.enable(file=2)
+    gc.enable()
+    runner.run()
+
+
+def _text(fd: int, runner: Runner) -> io.TextIOWrapper:
+    return io.TextIOWrapper(_Output(fd, runner), encoding="utf-8", errors="backslashreplace", write_through=True)  # type: ignore[arg-type]
+
+
+assert CONTROL_FRAME_BYTES > HELD_BYTES

@@ -1,0 +1,278 @@
+"""The clean, single-threaded fork server: forks runners, and for an embedded mesh also the coordinator and the agents.
+
+    python -m gpumesh.runtime.spawner FD [--nodes]      FD: this side of a stream socket pair, the first channel
+
+A channel carries length-prefixed msgpack requests with file descriptors attached, and answers:
+
+    {"op": "fork", "key": K, "role": ..., ...} + fds  ->  {"key": K, "pid": P}, later {"key": K, "pid": P, "exit": code}
+    {"op": "signal", "key": K, "signal": N}               no answer; nothing happens when the child is gone
+
+Promises:
+
+1. The children of a channel are killed when the channel ends, however its other side ended; with the first channel the spawner
+   itself ends, and with it everything.
+2. A child inherits no descriptor but its own, so an end of stream means what it says.
+3. A signal reaches the child it is meant for or nobody: only this process reaps, so no process id is used twice.
+4. Exit codes are as in `subprocess`: negative for a signal.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from typing import Any, Dict, List, Optional
+
+import msgpack
+
+from gpumesh.runtime import system
+
+LENGTH = struct.Struct("<I")
+MAX_FDS = 16
+MAX_REQUEST_BYTES = 1024 * 1024
+
+
+def send_request(channel: socket.socket, request: Dict[str, Any], fds: List[int]) -> None:
+    """Send one request; blocks while the spawner is behind by a socket buffer, which a handful of requests never fill."""
+    body = msgpack.packb(dict(request, fds=len(fds)))
+    data = LENGTH.pack(len(body)) + body
+    sent = socket.send_fds(channel, [data], fds) if fds else channel.send(data)
+    if sent < len(data):
+        channel.sendall(data[sent:])
+
+
+class MessageReader:
+    """Splits a channel's bytes into messages and keeps the descriptors that came with them."""
+
+    __slots__ = ("_data", "_fds")
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._fds: List[int] = []
+
+    def feed(self, data: bytes, fds: List[int]) -> List[Dict[str, Any]]:
+        """The messages that are complete now; each request's descriptors are under "fd_list"."""
+        self._data += data
+        self._fds += fds
+        messages: List[Dict[str, Any]] = []
+        while len(self._data) >= LENGTH.size:
+            size = LENGTH.unpack_from(self._data)[0]
+            if len(self._data) < LENGTH.size + size:
+                break
+            message: Dict[str, Any] = msgpack.unpackb(self._data[LENGTH.size : LENGTH.size + size], strict_map_key=False)
+            self._data = self._data[LENGTH.size + size :]
+            count = message.get("fds", 0)
+            message["fd_list"], self._fds = self._fds[:count], self._fds[count:]
+            messages.append(message)
+        return messages
+
+
+class _Channel:
+    __slots__ = ("socket", "reader", "children")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.reader = MessageReader()
+        self.children: Dict[Any, int] = {}  # key -> pid
+
+
+class Spawner:
+    """The loop of the fork server."""
+
+    def __init__(self, first: socket.socket) -> None:
+        self._channels: Dict[int, _Channel] = {first.fileno(): _Channel(first)}
+        self._first = first.fileno()
+        self._owners: Dict[int, _Channel] = {}  # pid -> channel
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._pid = os.getpid()
+
+    def run(self) -> None:
+        """Serve until the first channel ends."""
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        poll.register(self._first, select.POLLIN)
+        self._reap()
+        while self._first in self._channels:
+            for fd, _ in poll.poll():
+                if fd == self._wake_read:
+                    try:
+                        os.read(self._wake_read, 4096)
+                    except BlockingIOError:
+                        pass
+                    self._reap()
+                elif fd in self._channels and not self._serve(self._channels[fd], poll):
+                    poll.unregister(fd)
+                    self._drop(fd)
+        self.kill_all()
+
+    def kill_all(self) -> None:
+        """Kill every child and wait for them, so that none is left to anybody."""
+        for pid in self._owners:
+            _kill(pid, signal.SIGKILL)
+        for pid in self._owners:
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:
+                pass
+
+    def _serve(self, channel: _Channel, poll: select.poll) -> bool:
+        """Read and obey; False when the channel is at its end."""
+        try:
+            data, fds, _, _ = socket.recv_fds(channel.socket, 65536, MAX_FDS)
+        except ConnectionError:
+            return False
+        if not data:
+            return False
+        for request in channel.reader.feed(data, list(fds)):
+            if request["op"] == "fork":
+                self._fork(channel, request, poll)
+            elif request["op"] == "signal":
+                pid = channel.children.get(request["key"])
+                if pid is not None:
+                    _kill(pid, request["signal"])
+        return True
+
+    def _fork(self, channel: _Channel, request: Dict[str, Any], poll: select.poll) -> None:
+        own: Optional[socket.socket] = None
+        other: Optional[socket.socket] = None
+        if request["role"] == "worker":
+            own, other = socket.socketpair()  # The agent's own channel to this spawner, for its runners.
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._answer(channel, {"key": request["key"], "pid": 0, "exit": 1, "error": f"cannot fork: {error}"})
+            for fd in request["fd_list"]:
+                os.close(fd)
+            if own is not None and other is not None:
+                own.close()
+                other.close()
+            return
+        if pid == 0:
+            self._become_child(request, own, other)
+        for fd in request["fd_list"]:
+            os.close(fd)
+        if own is not None and other is not None:
+            other.close()
+            self._channels[own.fileno()] = _Channel(own)
+            poll.register(own.fileno(), select.POLLIN)
+        channel.children[request["key"]] = pid
+        self._owners[pid] = channel
+        self._answer(channel, {"key": request["key"], "pid": pid})
+
+    def _become_child(self, request: Dict[str, Any], own: Optional[socket.socket], other: Optional[socket.socket]) -> None:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            system.die_with_parent(self._pid)
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            for other_channel in self._channels.values():
+                other_channel.socket.close()
+            if own is not None:
+                own.close()
+            run_role(request, other)
+            code = 0
+        except KeyboardInterrupt:
+            code = 130
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            channel = self._owners.pop(pid, None)
+            if channel is None:
+                continue
+            for key, child in list(channel.children.items()):
+                if child == pid:
+                    del channel.children[key]
+                    code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+                    self._answer(channel, {"key": key, "pid": pid, "exit": code})
+
+    def _answer(self, channel: _Channel, answer: Dict[str, Any]) -> None:
+        body = msgpack.packb(answer)
+        try:
+            channel.socket.sendall(LENGTH.pack(len(body)) + body)
+        except OSError:
+            pass  # Its owner is gone; the end of the channel comes next.
+
+    def _drop(self, fd: int) -> None:
+        channel = self._channels.pop(fd)
+        channel.socket.close()
+        for pid in channel.children.values():
+            _kill(pid, signal.SIGKILL)
+
+
+def _kill(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def run_role(request: Dict[str, Any], channel: Optional[socket.socket]) -> None:
+    """In the child: be what was asked for, until the end."""
+    role = request["role"]
+    if request.get("path"):
+        sys.path[:] = request["path"]
+    if role == "runner":
+        from gpumesh.runtime import runner
+
+        runner.main(request, request["fd_list"])
+    elif role == "coordinator":
+        from gpumesh.runtime import nodes
+
+        nodes.run_coordinator_child(request, request["fd_list"][0])
+    elif role == "worker":
+        from gpumesh.runtime import nodes
+
+        assert channel is not None
+        nodes.run_worker_child(request, channel)
+    else:
+        raise ValueError(f"no role {role!r}")
+
+
+def main(arguments: List[str]) -> int:
+    """Start-up: own session (no terminal signals), imports that every child needs, then the loop."""
+    import types
+
+    channel = socket.socket(fileno=int(arguments[0]))
+    os.set_inheritable(channel.fileno(), False)
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    system.preload()
+    system.name_process("gpumesh-spawner")
+    sys.modules["__main__"] = types.ModuleType("__main__")  # User code must not find this program under that name.
+    if "--nodes" in arguments:
+        from gpumesh.runtime import nodes  # noqa: F401  # Imported once here instead of once in each child.
+    from gpumesh.runtime import runner  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # What is here now stays shared with the children: no collector touches it again.
+    Spawner(channel).run()
+    return 0
+
+
+if __name__ == "__main__":
+    # The module object that children use is the importable one, not this __main__.
+    from gpumesh.runtime.spawner import main as spawner_main
+
+    sys.exit(spawner_main(sys.argv[1:]))

@@ -1,0 +1,614 @@
+"""The brain of one worker: which runner runs what, how much it is fed ahead, what is taken back, interrupted, killed. Pure.
+
+    arrived ──> queue ──feed──> fed to a runner ──results──> reported
+                  ^                  |
+                  └── not started ───┘  (its runner is stuck in an earlier task, or has died)
+
+Promises:
+
+1. A slot is never lost: each slot has a runner that is starting, idle, busy or being ended, or a start that is due.
+2. Each arrived attempt is reported exactly once: with its result, as NOT_RUN, CRASHED, CANCELLED or TIMED_OUT.
+3. A task that may have started is not started again here. Its number on the runner's page decides, never timing.
+4. A runner gets more than one task at once only while the tasks of that function have been short, and gives back what it has not
+   started when one of them turns out long.
+5. Only the task that was executing when a process died is CRASHED.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections import deque
+from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+from gpumesh.config import (
+    CANCEL_GRACE_SECONDS,
+    FEED_MAX_TASKS,
+    FEED_SECONDS,
+    FEED_STUCK_SECONDS,
+    RESULT_FLUSH_SECONDS,
+    REVOKE_SETTLE_SECONDS,
+    RUNNER_RESTART_DELAYS_SECONDS,
+    RUNNER_START_SECONDS,
+)
+from gpumesh.model.outcomes import Status
+
+_NOT_RUN = int(Status.NOT_RUN)
+_CANCELLED = int(Status.CANCELLED)
+_TIMED_OUT = int(Status.TIMED_OUT)
+_CRASHED = int(Status.CRASHED)
+
+MEAN_WEIGHT = 0.3  # Of the newest batch in the decayed mean of run times.
+LATE_RESULT_SECONDS = 4 * RESULT_FLUSH_SECONDS  # A finished result that has not come by then is asked for.
+
+
+# --- actions
+
+
+class StartRunner(NamedTuple):
+    """Start a process with this number of threads for numeric libraries."""
+
+    runner: int
+    threads: int
+
+
+class Feed(NamedTuple):
+    """Send these to the runner, in order. Each is (task id, attempt)."""
+
+    runner: int
+    spec: int
+    tasks: List[Tuple[int, int]]
+
+
+class Report(NamedTuple):
+    """Tell the coordinator; (task id, attempt, status, payload or dict, seconds)."""
+
+    results: List[Tuple[int, int, int, Any, float]]
+
+
+class Inspect(NamedTuple):
+    """Read the runner's page and answer with `on_progress`."""
+
+    runner: int
+
+
+class Revoke(NamedTuple):
+    """Raise the page's REVOKED mark."""
+
+    runner: int
+    number: int
+
+
+class Interrupt(NamedTuple):
+    """Write INTERRUPT and send SIGINT."""
+
+    runner: int
+    number: int
+
+
+class AskResults(NamedTuple):
+    """Raise FLUSH and send SIGINT."""
+
+    runner: int
+
+
+class Kill(NamedTuple):
+    """Kill the process; `on_runner_down` follows."""
+
+    runner: int
+
+
+class Health(NamedTuple):
+    """What keeps this worker from running tasks; "" when nothing does."""
+
+    problem: str
+
+
+class RunnerState(enum.Enum):
+    """STARTING -> READY <-> BUSY -> (gone); ENDING: killed on purpose, gone soon; RESERVED: its slot serves a wide task."""
+
+    STARTING = enum.auto()
+    READY = enum.auto()
+    BUSY = enum.auto()
+    RESERVED = enum.auto()
+    ENDING = enum.auto()
+
+
+_COMING = (RunnerState.STARTING, RunnerState.ENDING)
+
+
+class Task(NamedTuple):
+    """One attempt on this worker."""
+
+    task_id: int
+    attempt: int
+    spec: int
+
+
+class SpecFacts:
+    """What the brain knows of one spec."""
+
+    __slots__ = ("timeout", "width", "threads", "mean")
+
+    def __init__(self, timeout: float, width: int, threads: int) -> None:
+        self.timeout = timeout
+        self.width = width  # Slots that one task takes.
+        self.threads = threads  # Threads its process should have.
+        self.mean: Optional[float] = None  # Seconds, decayed.
+
+
+class Runner:
+    """One process."""
+
+    __slots__ = ("ident", "threads", "state", "fed", "first", "since", "revoked", "revoked_at", "interrupted", "kill_at", "reason",
+                 "check_at", "reserved", "next_threads")  # fmt: skip
+
+    def __init__(self, ident: int, threads: int, now: float) -> None:
+        self.ident = ident
+        self.threads = threads
+        self.state = RunnerState.STARTING
+        self.fed: Deque[Optional[Task]] = (
+            deque()
+        )  # Not yet reported, in the runner's order; None: taken back, will come as NOT_RUN.
+        self.first = 1  # Number (on the page) of fed[0].
+        self.since = now  # Of the last feed into an idle runner, or the last results.
+        self.revoked = 0  # Mark on the page; 0: none.
+        self.revoked_at = 0.0
+        self.interrupted = 0  # Number of the task being interrupted.
+        self.kill_at = 0.0  # When the interrupt has not helped.
+        self.reason = 0  # Status that the interrupted task ends with.
+        self.check_at = now + RUNNER_START_SECONDS
+        self.reserved: List[int] = []  # Runners whose slots this one's wide task uses.
+        self.next_threads = threads  # Of the process that follows this one.
+
+
+class LocalPool:
+    """The tables of one worker; see the module's promises."""
+
+    def __init__(self, *, slots: int, threads: int) -> None:
+        self.slots = slots
+        self.threads = threads  # Per slot.
+        self._specs: Dict[int, SpecFacts] = {}
+        self._queue: Deque[Task] = deque()
+        self._runners: Dict[int, Runner] = {}
+        self._next_runner = 1
+        self._starts: List[Tuple[float, int]] = []  # Heap of (when, threads).
+        self._failures = 0  # Starts in a row that came to nothing.
+        self._problem = ""
+        self._unwanted: Dict[int, int] = {}  # task id -> attempt: recalled while fed but not known to have started.
+        self._draining = False
+        self._timers: List[Tuple[float, int]] = []  # Heap of (check_at, runner), lazily cleaned.
+
+    # --- reading
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        return not self._queue and not any(runner.fed for runner in self._runners.values())
+
+    @property
+    def queued(self) -> int:
+        """Attempts waiting for a runner."""
+        return len(self._queue)
+
+    def next_deadline(self) -> Optional[float]:
+        """When `on_time` is due."""
+        due = self._starts[0][0] if self._starts else None
+        while self._timers:
+            when, ident = self._timers[0]
+            runner = self._runners.get(ident)
+            if runner is None or runner.check_at != when:
+                heapq.heappop(self._timers)
+                continue
+            return when if due is None or when < due else due
+        return due
+
+    # --- events
+
+    def start(self, now: float) -> List[Any]:
+        """Bring up a runner for each slot."""
+        return [self._new_runner(self.threads, now) for _ in range(self.slots)]
+
+    def on_spec(self, number: int, *, timeout: float, width: int, threads: int) -> None:
+        """A spec's number is defined."""
+        self._specs[number] = SpecFacts(timeout, max(1, min(width, self.slots)), threads)
+
+    def on_arrived(self, spec: int, tasks: Iterable[Tuple[int, int, Any]], now: float) -> List[Any]:
+        """Attempts arrived, to be run in this order."""
+        if self._draining:
+            return [Report([(task[0], task[1], _NOT_RUN, {}, 0.0) for task in tasks])]
+        self._queue.extend([Task(task[0], task[1], spec) for task in tasks])
+        actions: List[Any] = []
+        self._feed_all(actions, now)
+        return actions
+
+    def on_ready(self, ident: int, now: float) -> List[Any]:
+        """A process is up."""
+        actions: List[Any] = []
+        runner = self._runners.get(ident)
+        if runner is None or runner.state is not RunnerState.STARTING:
+            return actions
+        runner.state = RunnerState.READY
+        runner.check_at = 0.0
+        self._failures = 0
+        if self._problem:
+            self._problem = ""
+            actions.append(Health(""))
+        self._feed_all(actions, now)
+        return actions
+
+    def on_results(self, ident: int, results: Any, now: float) -> List[Any]:
+        """A runner sent results of the tasks at the head of its feed, in order."""
+        runner = self._runners.get(ident)
+        if runner is None:
+            return []
+        actions: List[Any] = []
+        fed = runner.fed
+        report: Any = results
+        is_plain = not (runner.interrupted or runner.revoked or self._unwanted)
+        if is_plain:
+            seconds, count, spec = 0.0, 0, -1
+            for result in results:
+                task = fed.popleft()
+                assert task is not None
+                if task.spec != spec:
+                    self._observe(spec, seconds, count)
+                    seconds, count, spec = 0.0, 0, task.spec
+                seconds += result[4]
+                count += 1
+            self._observe(spec, seconds, count)
+            runner.first += len(results)
+        else:
+            report = self._odd_results(runner, results)
+        if report:
+            actions.append(Report(report))
+        self._after_progress(runner, actions, now)
+        return actions
+
+    def on_progress(self, ident: int, started: int, finished: int, sent: int, since: float, now: float) -> List[Any]:
+        """What the runner's page says; the answer to Inspect."""
+        actions: List[Any] = []
+        runner = self._runners.get(ident)
+        if runner is None or not runner.fed or runner.state is RunnerState.ENDING:
+            return actions
+        self._check(runner, started, finished, sent, since, actions, now)
+        self._feed_all(actions, now)
+        return actions
+
+    def on_runner_down(self, ident: int, started: int, finished: int, details: Dict[str, Any], now: float) -> List[Any]:
+        """A process is gone. `started`, `finished`: its page's last words; `details`: exit, stderr, for people."""
+        runner = self._runners.pop(ident, None)
+        actions: List[Any] = []
+        if runner is None:
+            return actions
+        for other in runner.reserved:
+            self._release(other)
+        report: List[Tuple[int, int, int, Any, float]] = []
+        back: List[Task] = []
+        number = runner.first
+        for task in runner.fed:
+            if task is None:
+                number += 1
+                continue
+            unwanted = self._unwanted.pop(task.task_id, None) is not None
+            if number <= finished:
+                # It had ended and its result died with the process; only tasks that may run again were held back.
+                status = runner.reason if number == runner.interrupted else _NOT_RUN
+                report.append((task.task_id, task.attempt, status, dict(details), 0.0))
+            elif number == started:
+                status = runner.reason if number == runner.interrupted else _CRASHED
+                report.append((task.task_id, task.attempt, status, dict(details), max(0.0, now - runner.since)))
+            elif unwanted:
+                report.append((task.task_id, task.attempt, _CANCELLED, dict(details), 0.0))
+            else:
+                back.append(task)
+            number += 1
+        self._put_back(back, actions)
+        if report:
+            actions.append(Report(report))
+        if runner.state is RunnerState.STARTING:
+            self._start_failed(runner, details, actions, now)
+        elif not (self._draining and self.is_idle):
+            actions.append(self._new_runner(runner.next_threads, now))
+        self._feed_all(actions, now)
+        return actions
+
+    def on_recalled(self, tasks: Iterable[Tuple[int, int]], *, kill: bool, now: float) -> List[Any]:
+        """The coordinator wants these back; with `kill` also those that run."""
+        wanted = dict(tasks)
+        actions: List[Any] = []
+        status = _CANCELLED if kill else _NOT_RUN
+        if self._queue:
+            keep: Deque[Task] = deque()
+            report: List[Tuple[int, int, int, Any, float]] = []
+            for task in self._queue:
+                if wanted.get(task.task_id) == task.attempt:
+                    del wanted[task.task_id]
+                    report.append((task.task_id, task.attempt, status, {}, 0.0))
+                else:
+                    keep.append(task)
+            self._queue = keep
+            if report:
+                actions.append(Report(report))
+        if kill and wanted:
+            for runner in self._runners.values():
+                for task in runner.fed:
+                    if task is not None and wanted.get(task.task_id) == task.attempt:
+                        self._unwanted[task.task_id] = task.attempt
+                        self._check_at(runner, now)
+        return actions
+
+    def drain(self) -> List[Any]:
+        """Take nothing new, give back what has not been fed; what runs goes on."""
+        self._draining = True
+        report = [(task.task_id, task.attempt, _NOT_RUN, {}, 0.0) for task in self._queue]
+        self._queue.clear()
+        self._starts.clear()
+        return [Report(report)] if report else []
+
+    def on_time(self, now: float) -> List[Any]:
+        """Starts that are due, runners to look at, interrupts that did not help."""
+        actions: List[Any] = []
+        while self._starts and self._starts[0][0] <= now:
+            _, threads = heapq.heappop(self._starts)
+            actions.append(self._new_runner(threads, now))
+        while self._timers and self._timers[0][0] <= now:
+            when, ident = heapq.heappop(self._timers)
+            runner = self._runners.get(ident)
+            if runner is None or runner.check_at != when:
+                continue
+            runner.check_at = 0.0
+            if runner.state is RunnerState.STARTING:
+                actions.append(Kill(ident))  # Stays STARTING: a failed start when it is gone.
+            elif runner.fed:
+                actions.append(Inspect(ident))
+        return actions
+
+    # --- feeding
+
+    def _feed_all(self, actions: List[Any], now: float) -> None:
+        queue = self._queue
+        if not queue:
+            return
+        ready = [runner for runner in self._runners.values() if runner.state is RunnerState.READY]
+        if ready:
+            for runner in ready:
+                if not queue:
+                    break
+                self._feed(runner, actions, now, share=len(ready))
+        if queue:
+            for runner in self._runners.values():
+                if runner.state is RunnerState.BUSY and queue:
+                    self._feed(runner, actions, now, share=len(self._runners))
+
+    def _feed(self, runner: Runner, actions: List[Any], now: float, *, share: int) -> None:
+        """Give a runner its next tasks, if it should have more."""
+        if runner.revoked or runner.interrupted:
+            return
+        queue = self._queue
+        spec = queue[0].spec
+        facts = self._specs[spec]
+        fed = runner.fed
+        if facts.width > 1 or facts.threads != runner.threads:
+            self._feed_wide(runner, facts, actions, now)
+            return
+        mean = facts.mean
+        allowed = 1 if mean is None else max(1, min(FEED_MAX_TASKS, int(FEED_SECONDS / (mean + 1e-9))))
+        if fed and (len(fed) * 2 > allowed or allowed == 1):
+            return
+        count = min(allowed - len(fed), max(1, len(queue) // share))
+        tasks: List[Tuple[int, int]] = []
+        while queue and len(tasks) < count:
+            task = queue[0]
+            if task.spec != spec:
+                break
+            queue.popleft()
+            fed.append(task)
+            tasks.append((task.task_id, task.attempt))
+        if runner.state is RunnerState.READY:
+            runner.state = RunnerState.BUSY
+            runner.since = now
+        actions.append(Feed(runner.ident, spec, tasks))
+        self._arm(runner, facts, now)
+
+    def _feed_wide(self, runner: Runner, facts: SpecFacts, actions: List[Any], now: float) -> None:
+        """The next task takes several slots, or a process with another number of threads."""
+        runners = self._runners.values()
+        if runner.fed or any(other.next_threads == facts.threads and other.state in _COMING for other in runners):
+            return
+        idle = [other for other in runners if other.state is RunnerState.READY]
+        if len(idle) < facts.width:
+            return  # The slots that are free wait for it: the queue keeps its order, so it cannot starve.
+        if runner.threads != facts.threads:
+            runner.state = RunnerState.ENDING
+            runner.next_threads = facts.threads
+            actions.append(Kill(runner.ident))
+            return
+        for other in idle:
+            if other is not runner and len(runner.reserved) < facts.width - 1:
+                other.state = RunnerState.RESERVED
+                runner.reserved.append(other.ident)
+        task = self._queue.popleft()
+        runner.fed.append(task)
+        runner.state = RunnerState.BUSY
+        runner.since = now
+        actions.append(Feed(runner.ident, task.spec, [(task.task_id, task.attempt)]))
+        self._arm(runner, facts, now)
+
+    def _arm(self, runner: Runner, facts: SpecFacts, now: float) -> None:
+        """Set the time of the next look at a runner that has been fed."""
+        if len(runner.fed) > 1:
+            due = now + FEED_STUCK_SECONDS
+        elif facts.timeout:
+            due = now + facts.timeout
+        else:
+            return
+        if not runner.check_at or due < runner.check_at:
+            self._check_at(runner, due)
+
+    def _check_at(self, runner: Runner, when: float) -> None:
+        # An earlier entry of the heap is void from now on; a look that comes too early only sets the next one.
+        runner.check_at = when
+        heapq.heappush(self._timers, (when, runner.ident))
+
+    # --- results out of the straight line
+
+    def _odd_results(self, runner: Runner, results: Any) -> List[Tuple[int, int, int, Any, float]]:
+        """Results while something was revoked, interrupted or unwanted."""
+        report: List[Tuple[int, int, int, Any, float]] = []
+        back: List[Task] = []
+        for task_id, attempt, status, payload, seconds in results:
+            task = runner.fed.popleft()
+            number = runner.first
+            runner.first += 1
+            if task is None:
+                continue
+            unwanted = self._unwanted.pop(task_id, None) is not None
+            if number == runner.interrupted:
+                if runner.reason == _TIMED_OUT or status == _CANCELLED:
+                    status, payload = runner.reason, {"reason": "interrupted"}
+                runner.interrupted = 0
+            elif status == _NOT_RUN:
+                if unwanted:
+                    status = _CANCELLED
+                else:
+                    back.append(task)
+                    continue
+            report.append((task_id, attempt, status, payload, seconds))
+        if self._draining:
+            report.extend((task.task_id, task.attempt, _NOT_RUN, {}, 0.0) for task in back)
+        else:
+            self._queue.extendleft(reversed(back))
+        return report
+
+    def _put_back(self, back: List[Task], actions: List[Any]) -> None:
+        """To the front of the queue, or to the coordinator when this worker is leaving."""
+        if self._draining and back:
+            actions.append(Report([(task.task_id, task.attempt, _NOT_RUN, {}, 0.0) for task in back]))
+        else:
+            self._queue.extendleft(reversed(back))
+
+    def _after_progress(self, runner: Runner, actions: List[Any], now: float) -> None:
+        runner.since = now
+        if runner.state is RunnerState.ENDING:
+            return
+        if not runner.fed:
+            if runner.revoked:
+                runner.revoked = 0
+                actions.append(Revoke(runner.ident, 0))
+            runner.state = RunnerState.READY
+            for other in runner.reserved:
+                self._release(other)
+            runner.reserved = []
+            if self._queue:
+                self._feed_all(actions, now)
+            return
+        if self._queue:
+            self._feed(runner, actions, now, share=len(self._runners))
+
+    def _observe(self, spec: int, seconds: float, count: int) -> None:
+        facts = self._specs.get(spec)
+        if facts is not None and count:
+            mean = seconds / count
+            facts.mean = mean if facts.mean is None else facts.mean + MEAN_WEIGHT * (mean - facts.mean)
+
+    def _release(self, ident: int) -> None:
+        runner = self._runners.get(ident)
+        if runner is not None and runner.state is RunnerState.RESERVED:
+            runner.state = RunnerState.READY
+
+    # --- looking at a runner
+
+    def _check(
+        self, runner: Runner, started: int, finished: int, sent: int, since: float, actions: List[Any], now: float
+    ) -> None:
+        """Timeouts, cancelled tasks, and tasks stuck behind a long one. `started` is what runs or has just ended."""
+        is_running = started > finished
+        ran = now - since if is_running else 0.0
+        due: List[float] = []
+        if runner.interrupted:
+            if runner.interrupted <= finished:
+                pass  # It has ended; its result is on the way.
+            elif now >= runner.kill_at:
+                actions.append(Kill(runner.ident))
+                return
+            else:
+                due.append(runner.kill_at)
+        elif is_running and started >= runner.first:
+            running = runner.fed[started - runner.first] if started - runner.first < len(runner.fed) else None
+            if running is not None:
+                timeout = self._specs[running.spec].timeout
+                if self._unwanted.get(running.task_id) == running.attempt:
+                    del self._unwanted[running.task_id]
+                    due.append(self._interrupt(runner, started, _CANCELLED, actions, now))
+                elif timeout and ran >= timeout:
+                    due.append(self._interrupt(runner, started, _TIMED_OUT, actions, now))
+                elif timeout:
+                    due.append(since + timeout)
+        if finished > sent and (not is_running or ran > LATE_RESULT_SECONDS):
+            actions.append(AskResults(runner.ident))
+        self._take_back(runner, started, ran, due, actions, now)
+        head = runner.fed[0]
+        if not due and head is not None and self._specs[head.spec].timeout:
+            due.append(now + self._specs[head.spec].timeout)  # Between two tasks: look again.
+        if due:
+            self._check_at(runner, max(now + 0.001, min(due)))
+
+    def _interrupt(self, runner: Runner, number: int, reason: int, actions: List[Any], now: float) -> float:
+        runner.interrupted = number
+        runner.reason = reason
+        runner.kill_at = now + CANCEL_GRACE_SECONDS
+        actions.append(Interrupt(runner.ident, number))
+        return runner.kill_at
+
+    def _take_back(self, runner: Runner, started: int, ran: float, due: List[float], actions: List[Any], now: float) -> None:
+        """Tasks wait behind the one that runs: raise the mark, and when it has settled, take them."""
+        ahead = max(0, started - runner.first + 1)
+        waiting = [task for task in list(runner.fed)[ahead:] if task is not None]
+        if not waiting:
+            return
+        if not runner.revoked:
+            if ran >= FEED_STUCK_SECONDS or runner.interrupted or any(task.task_id in self._unwanted for task in waiting):
+                runner.revoked = started + 1
+                runner.revoked_at = now
+                actions.append(Revoke(runner.ident, runner.revoked))
+                due.append(now + REVOKE_SETTLE_SECONDS)
+            else:
+                due.append(now + FEED_STUCK_SECONDS)
+            return
+        if now - runner.revoked_at < REVOKE_SETTLE_SECONDS:
+            due.append(runner.revoked_at + REVOKE_SETTLE_SECONDS)
+            return
+        back: List[Task] = []
+        report: List[Tuple[int, int, int, Any, float]] = []
+        for task in waiting:
+            if self._unwanted.pop(task.task_id, None) is not None:
+                report.append((task.task_id, task.attempt, _CANCELLED, {}, 0.0))
+            else:
+                back.append(task)
+        behind = len(runner.fed) - ahead
+        for _ in range(behind):
+            runner.fed.pop()
+        runner.fed.extend([None] * behind)
+        self._put_back(back, actions)
+        if report:
+            actions.append(Report(report))
+
+    def _new_runner(self, threads: int, now: float) -> StartRunner:
+        runner = Runner(self._next_runner, threads, now)
+        self._next_runner += 1
+        self._runners[runner.ident] = runner
+        self._check_at(runner, runner.check_at)
+        return StartRunner(runner.ident, threads)
+
+    def _start_failed(self, runner: Runner, details: Dict[str, Any], actions: List[Any], now: float) -> None:
+        delays = RUNNER_RESTART_DELAYS_SECONDS
+        self._failures += 1
+        heapq.heappush(self._starts, (now + delays[min(self._failures, len(delays) - 1)], runner.threads))
+        if not any(runner.state is not RunnerState.STARTING for runner in self._runners.values()):
+            lines = str(details.get("stderr", "")).strip().splitlines()[-3:]
+            why = " | ".join(lines) or str(details.get("reason", "")) or f"exit code {details.get('exit')}"
+            problem = f"its runner processes fail to start: {why}"
+            if problem != self._problem:
+                self._problem = problem
+                actions.append(Health(problem))
