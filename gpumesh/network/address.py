@@ -8,7 +8,9 @@ from typing import NamedTuple
 from gpumesh.config import DEFAULT_PORT
 
 SCHEMES = ("http", "https", "gpumesh", "tcp")
-_URL = re.compile(r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?(?:\[(?P<six>[^\]]+)\]|(?P<host>[^\[\]/:]+))(?::(?P<port>[0-9]+))?/?\Z")
+_URL = re.compile(
+    r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?(?:\[(?P<six>[^\]]+)\]|(?P<host>[^\[\]/:]+))(?::(?P<port>[0-9]+))?/?\Z"
+)
 
 
 class Address(NamedTuple):

@@ -23,52 +23,15 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 from typing import Any, Dict, List, Optional
 
 import msgpack
 
 from gpumesh.runtime import system
+from gpumesh.runtime.spawner_channel import LENGTH, MAX_FDS, MessageReader
 
-LENGTH = struct.Struct("<I")
-MAX_FDS = 16
-MAX_REQUEST_BYTES = 1024 * 1024
-
-
-def send_request(channel: socket.socket, request: Dict[str, Any], fds: List[int]) -> None:
-    """Send one request; blocks while the spawner is behind by a socket buffer, which a handful of requests never fill."""
-    body = msgpack.packb(dict(request, fds=len(fds)))
-    data = LENGTH.pack(len(body)) + body
-    sent = socket.send_fds(channel, [data], fds) if fds else channel.send(data)
-    if sent < len(data):
-        channel.sendall(data[sent:])
-
-
-class MessageReader:
-    """Splits a channel's bytes into messages and keeps the descriptors that came with them."""
-
-    __slots__ = ("_data", "_fds")
-
-    def __init__(self) -> None:
-        self._data = b""
-        self._fds: List[int] = []
-
-    def feed(self, data: bytes, fds: List[int]) -> List[Dict[str, Any]]:
-        """The messages that are complete now; each request's descriptors are under "fd_list"."""
-        self._data += data
-        self._fds += fds
-        messages: List[Dict[str, Any]] = []
-        while len(self._data) >= LENGTH.size:
-            size = LENGTH.unpack_from(self._data)[0]
-            if len(self._data) < LENGTH.size + size:
-                break
-            message: Dict[str, Any] = msgpack.unpackb(self._data[LENGTH.size : LENGTH.size + size], strict_map_key=False)
-            self._data = self._data[LENGTH.size + size :]
-            count = message.get("fds", 0)
-            message["fd_list"], self._fds = self._fds[:count], self._fds[count:]
-            messages.append(message)
-        return messages
+ORPHAN_CHECK_MILLISECONDS = 2000  # A process that our starter forked may hold the channel open after its death.
 
 
 class _Channel:
@@ -100,8 +63,9 @@ class Spawner:
         poll.register(self._wake_read, select.POLLIN)
         poll.register(self._first, select.POLLIN)
         self._reap()
-        while self._first in self._channels:
-            for fd, _ in poll.poll():
+        starter = os.getppid()
+        while self._first in self._channels and os.getppid() == starter:
+            for fd, _ in poll.poll(ORPHAN_CHECK_MILLISECONDS):
                 if fd == self._wake_read:
                     try:
                         os.read(self._wake_read, 4096)
@@ -116,7 +80,7 @@ class Spawner:
     def kill_all(self) -> None:
         """Kill every child and wait for them, so that none is left to anybody."""
         for pid in self._owners:
-            _kill(pid, signal.SIGKILL)
+            _kill_group(pid)
         for pid in self._owners:
             try:
                 os.waitpid(pid, 0)
@@ -136,8 +100,12 @@ class Spawner:
                 self._fork(channel, request, poll)
             elif request["op"] == "signal":
                 pid = channel.children.get(request["key"])
-                if pid is not None:
-                    _kill(pid, request["signal"])
+                if pid is None:
+                    continue
+                if request["signal"] == signal.SIGKILL:
+                    _kill_group(pid)
+                else:
+                    os.kill(pid, request["signal"])
         return True
 
     def _fork(self, channel: _Channel, request: Dict[str, Any], poll: select.poll) -> None:
@@ -172,6 +140,7 @@ class Spawner:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setpgid(0, 0)
             system.die_with_parent(self._pid)
             os.close(self._wake_read)
             os.close(self._wake_write)
@@ -193,10 +162,12 @@ class Spawner:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if ended is None:
+                    return
+                _kill_group(ended.si_pid)  # What a dead runner's task had started; before its id can be used again.
+                pid, status = os.waitpid(ended.si_pid, 0)
             except ChildProcessError:
-                return
-            if pid == 0:
                 return
             channel = self._owners.pop(pid, None)
             if channel is None:
@@ -218,14 +189,16 @@ class Spawner:
         channel = self._channels.pop(fd)
         channel.socket.close()
         for pid in channel.children.values():
-            _kill(pid, signal.SIGKILL)
+            _kill_group(pid)
 
 
-def _kill(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
+def _kill_group(pid: int) -> None:
+    """Kill a child and what it has started: each child leads a process group of its own."""
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # The group not made yet, or everyone in it gone.
 
 
 def run_role(request: Dict[str, Any], channel: Optional[socket.socket]) -> None:

@@ -191,6 +191,21 @@ class LocalPool:
         """Attempts waiting for a runner."""
         return len(self._queue)
 
+    def open_tasks(self) -> List[Tuple[int, int]]:
+        """Every attempt that is here."""
+        here = [(task.task_id, task.attempt) for task in self._queue]
+        for runner in self._runners.values():
+            here.extend((task.task_id, task.attempt) for task in runner.fed if task is not None)
+        return here
+
+    def task_at(self, ident: int, number: int) -> int:
+        """The task that has this number on a runner's page; 0 when there is none."""
+        runner = self._runners.get(ident)
+        if runner is None or not 0 <= number - runner.first < len(runner.fed):
+            return 0
+        task = runner.fed[number - runner.first]
+        return task.task_id if task is not None else 0
+
     def next_deadline(self) -> Optional[float]:
         """When `on_time` is due."""
         due = self._starts[0][0] if self._starts else None

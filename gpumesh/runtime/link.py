@@ -1,0 +1,161 @@
+"""One protocol connection on one stream of an event loop; moves bytes and time, decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Any, Callable, List, Optional
+
+from gpumesh.config import OUTBOX_PAUSE_BYTES
+from gpumesh.protocol.connection import Closed, Connection
+
+logger = logging.getLogger(__name__)
+
+WRITE_HIGH_BYTES = 1024 * 1024  # In the transport's own queue; above it no further chunk is handed over.
+WRITE_LOW_BYTES = 256 * 1024
+
+OnEvents = Callable[["PeerLink", List[Any]], None]
+
+
+class PeerLink(asyncio.BufferedProtocol):
+    """Moves bytes between one Connection and one transport.
+
+    `on_events` is called on the loop's thread, in order, and must not block. The last event is always Closed.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connection: Connection, on_events: OnEvents) -> None:
+        self.connection = connection
+        self.peer: Any = None  # Whoever owns this link keeps its side of the story here.
+        self.address = ""
+        self._loop = loop
+        self._on_events = on_events
+        self._transport: Optional[asyncio.Transport] = None
+        self._is_flush_due = False
+        self._is_paused = False
+        self._is_closed = False
+        self._timer: Optional[asyncio.TimerHandle] = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
+        self._transport = transport  # type: ignore[assignment]
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        name = transport.get_extra_info("peername")
+        if isinstance(name, tuple) and len(name) >= 2:
+            self.address = f"{name[0]}:{name[1]}"
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)  # type: ignore[union-attr]
+        self._flush()
+        self._arm()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.connection.get_buffer()
+
+    def buffer_updated(self, count: int) -> None:
+        self._emit(self.connection.buffer_updated(count, self._loop.time()))
+
+    def eof_received(self) -> bool:
+        self._emit(self.connection.receive_eof(self._loop.time()))
+        return False
+
+    def connection_lost(self, error: Optional[Exception]) -> None:
+        self._transport = None
+        self._emit(self.connection.receive_eof(self._loop.time()))
+        self._finish()
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._flush()
+
+    @property
+    def bytes_waiting(self) -> int:
+        """Bytes queued for this peer, here and in the transport."""
+        queued = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        return self.connection.bytes_waiting + queued
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether whoever feeds this peer should hold back."""
+        return self.bytes_waiting > OUTBOX_PAUSE_BYTES
+
+    def send(self, message: Any) -> None:
+        """Queue a message; it leaves with all others of this turn of the loop in one write."""
+        self.connection.send(message)
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def close(self, reason: str) -> None:
+        """Say goodbye and close. No event follows."""
+        self.connection.close(reason)
+        self._hang_up()
+
+    def refuse(self, reason: str, text: str) -> None:
+        """Say why not, and close. No event follows."""
+        self.connection.refuse(reason, text)
+        self._hang_up()
+
+    def abort(self) -> None:
+        """Close at once. No event follows."""
+        self.connection.close("")
+        if self._transport is not None:
+            self._transport.abort()
+        self._finish()
+
+    def _hang_up(self) -> None:
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+        self._finish()
+
+    def _emit(self, events: List[Any]) -> None:
+        if not events:
+            if self.connection.has_data and not self._is_flush_due:
+                self._is_flush_due = True
+                self._loop.call_soon(self._flush)
+            return
+        is_over = type(events[-1]) is Closed
+        if is_over:
+            self._flush()
+            if self._transport is not None:
+                self._transport.close()
+        self._on_events(self, events)
+        if is_over:
+            self._finish()
+        elif self.connection.has_data and not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        transport = self._transport
+        if transport is None:
+            return
+        parts = self.connection.data_to_send(bulk=not self._is_paused)
+        if len(parts) == 1:
+            transport.write(parts[0])
+        elif parts:
+            transport.writelines(parts)
+        if self.connection.has_bulk and not self._is_paused and not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _arm(self) -> None:
+        deadline = self.connection.next_deadline()
+        if deadline is None or deadline == float("inf") or self._is_closed:
+            return
+        self._timer = self._loop.call_at(deadline, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        self._emit(self.connection.on_time(self._loop.time()))
+        self._arm()
+
+    def _finish(self) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

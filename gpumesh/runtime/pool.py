@@ -1,0 +1,436 @@
+"""The shell around LocalPool: starts runners through the spawner, feeds them, reads their results, output and pages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
+
+from gpumesh.config import OUTPUT_READ_BYTES, STDERR_TAIL_BYTES, STDERR_TAIL_LINES
+from gpumesh.model.outcomes import Status
+from gpumesh.protocol.connection import Closed, Connection
+from gpumesh.protocol.messages import DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
+from gpumesh.runtime.link import PeerLink
+from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, REVOKED, SENT, SINCE, STARTED, Page, create_page_fd
+from gpumesh.runtime.spawner_channel import MessageReader, send_request
+from gpumesh.scheduler import local
+
+logger = logging.getLogger(__name__)
+
+_NOT_RUN = int(Status.NOT_RUN)
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS",
+)  # fmt: skip
+
+
+class PoolOwner:
+    """What a pool tells its agent."""
+
+    def on_results(self, results: List[Tuple[int, int, int, Any, float]]) -> None:
+        """Attempts have ended."""
+        raise AssertionError("overridden by the agent")
+
+    def on_output(self, task_id: int, stream: int, data: bytes) -> None:
+        """A task wrote something."""
+        raise AssertionError("overridden by the agent")
+
+    def on_health(self, problem: str) -> None:
+        """The pool cannot run tasks ("": it can again)."""
+        raise AssertionError("overridden by the agent")
+
+    def on_pool_lost(self, reason: str) -> None:
+        """The spawner is gone and every runner with it."""
+        raise AssertionError("overridden by the agent")
+
+
+class _Process:
+    """One runner as the shell sees it."""
+
+    __slots__ = ("ident", "socket", "link", "page", "outputs", "tail", "specs", "functions", "pid", "threads", "is_gone")
+
+    def __init__(self, ident: int, sock: socket.socket, page: Page, outputs: List[int], threads: int) -> None:
+        self.ident = ident
+        self.socket = sock  # A duplicate of the link's: reads what a dead process left behind.
+        self.link: Optional[PeerLink] = None
+        self.page = page
+        self.outputs = outputs  # Our ends of its standard output and standard error.
+        self.tail: Deque[bytes] = deque()
+        self.specs: Set[int] = set()
+        self.functions: Set[bytes] = set()
+        self.pid = 0
+        self.threads = threads
+        self.is_gone = False
+
+
+class RunnerPool:
+    """All runners of one worker."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        channel: socket.socket,
+        owner: PoolOwner,
+        *,
+        slots: int,
+        cores: int,
+        path: Optional[List[str]] = None,
+        folder: str = "",
+    ) -> None:
+        self.slots = slots
+        self.cores = cores
+        self.local = local.LocalPool(slots=slots, threads=max(1, cores // slots))
+        self._loop = loop
+        self._channel = channel
+        self._reader = MessageReader()
+        self._owner = owner
+        self._path = path
+        self._folder = folder
+        self._processes: Dict[int, _Process] = {}
+        self._payloads: Dict[int, Any] = {}  # task id -> payload, until reported.
+        self._functions: Dict[bytes, Any] = {}
+        self._spec_numbers: Dict[Tuple[Any, ...], int] = {}
+        self._specs: List[Tuple[Any, ...]] = []
+        self._timer: Optional[asyncio.TimerHandle] = None
+        self._timer_at = 0.0
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Bring the runners up; returns at once."""
+        self._channel.setblocking(False)
+        self._loop.add_reader(self._channel.fileno(), self._on_channel)
+        self._perform(self.local.start(self._loop.time()))
+
+    def close(self) -> None:
+        """End all runners; their tasks are not reported any more."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._loop.remove_reader(self._channel.fileno())
+        self._channel.close()  # The spawner kills what belongs to this channel.
+        if self._timer is not None:
+            self._timer.cancel()
+        for process in list(self._processes.values()):
+            self._forget(process)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no task is here."""
+        return not self._payloads
+
+    # --- from the coordinator
+
+    def define_function(self, digest: bytes, body: Any) -> None:
+        """Keep a function's body for the runners that need it."""
+        self._functions[digest] = body
+
+    def define_spec(self, spec: Tuple[Any, ...], *, cores: int, timeout: float) -> int:
+        """The pool's own number of a spec; the same spec has the same number for the life of the pool."""
+        number = self._spec_numbers.get(spec)
+        if number is None:
+            number = self._spec_numbers[spec] = len(self._specs)
+            self._specs.append(spec)
+            per_slot = max(1, self.cores // self.slots)
+            width = -(-cores * self.slots // self.cores) if cores else 1
+            threads = min(self.cores, max(per_slot, cores))
+            self.local.on_spec(number, timeout=timeout, width=width, threads=threads)
+        return number
+
+    def run(self, spec: int, tasks: Any) -> None:
+        """Attempts arrived: (task id, attempt, payload)."""
+        payloads = self._payloads
+        for task_id, _, payload in tasks:
+            payloads[task_id] = payload
+        self._perform(self.local.on_arrived(spec, tasks, self._loop.time()))
+
+    def recall(self, tasks: Any, *, kill: bool) -> None:
+        """The coordinator wants these back."""
+        self._perform(self.local.on_recalled(tasks, kill=kill, now=self._loop.time()))
+
+    def drain(self) -> None:
+        """Give back what has not started, finish what has."""
+        self._perform(self.local.drain())
+
+    def abandon(self) -> None:
+        """The coordinator is lost: end everything, report nothing of it."""
+        tasks = self.local.open_tasks()
+        self._payloads.clear()
+        self._perform(self.local.on_recalled(tasks, kill=True, now=self._loop.time()))
+
+    # --- acting
+
+    def _perform(self, actions: List[Any]) -> None:
+        for action in actions:
+            kind = type(action)
+            if kind is local.Report:
+                self._report(action.results)
+            elif kind is local.Feed:
+                self._feed(action)
+            elif kind is local.Inspect:
+                self._inspect(action.runner)
+            elif kind is local.StartRunner:
+                self._start_runner(action)
+            elif kind is local.Revoke:
+                self._processes[action.runner].page.words[REVOKED] = action.number
+            elif kind is local.Interrupt:
+                self._processes[action.runner].page.words[INTERRUPT] = action.number
+                self._signal(action.runner, signal.SIGINT)
+            elif kind is local.AskResults:
+                self._processes[action.runner].page.words[FLUSH] += 1
+                self._signal(action.runner, signal.SIGINT)
+            elif kind is local.Kill:
+                self._signal(action.runner, signal.SIGKILL)
+            elif kind is local.Health:
+                self._owner.on_health(action.problem)
+        self._arm()
+
+    def _report(self, results: List[Tuple[int, int, int, Any, float]]) -> None:
+        payloads = self._payloads
+        known = [result for result in results if payloads.pop(result[0], payloads) is not payloads]
+        if known:
+            self._owner.on_results(known)
+
+    def _feed(self, action: local.Feed) -> None:
+        process = self._processes[action.runner]
+        assert process.link is not None
+        spec = action.spec
+        if spec not in process.specs:
+            fields = self._specs[spec]
+            digest = fields[0]
+            if digest not in process.functions:
+                process.functions.add(digest)
+                process.link.send(DefineFunction(digest, self._functions[digest]))
+            process.specs.add(spec)
+            process.link.send(DefineSpec(spec, fields))
+        payloads = self._payloads
+        # A payload that is gone belongs to an abandoned session; its task is killed and nobody hears of it.
+        process.link.send(RunTasks(spec, [(task, attempt, payloads.get(task, b"")) for task, attempt in action.tasks]))
+
+    def _inspect(self, ident: int) -> None:
+        page = self._processes[ident].page
+        started, finished = page.words[STARTED], page.words[FINISHED]
+        actions = self.local.on_progress(ident, started, finished, page.words[SENT], page.floats[SINCE], self._loop.time())
+        self._perform(actions)
+
+    def _arm(self) -> None:
+        deadline = self.local.next_deadline()
+        if deadline is None:
+            return
+        if self._timer is not None:
+            if self._timer_at <= deadline:
+                return
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if not self._is_closed:
+            self._perform(self.local.on_time(max(self._loop.time(), self._timer_at)))
+
+    # --- processes
+
+    def _start_runner(self, action: local.StartRunner) -> None:
+        ours, theirs = socket.socketpair()
+        page_fd = create_page_fd()
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        page = Page(page_fd)
+        ours.setblocking(False)
+        process = _Process(action.runner, ours.dup(), page, [out_read, err_read], action.threads)
+        self._processes[action.runner] = process
+        request = {
+            "op": "fork",
+            "role": "runner",
+            "key": action.runner,
+            "environment": thread_environment(action.threads),
+            "path": self._path,
+            "folder": self._folder,
+        }
+        fds = [theirs.fileno(), page_fd, out_write, err_write]
+        try:
+            self._channel.setblocking(True)
+            send_request(self._channel, request, fds)
+        except OSError as error:
+            logger.debug("cannot ask the spawner for a runner: %s", error)
+        finally:
+            self._channel.setblocking(False)
+            theirs.close()
+            for fd in fds[1:]:
+                os.close(fd)
+        for stream, fd in enumerate(process.outputs, start=1):
+            os.set_blocking(fd, False)
+            self._loop.add_reader(fd, self._on_output_ready, process, stream)
+        link = PeerLink(self._loop, Connection.trusted(), self._on_events)
+        link.peer = process
+        process.link = link
+        task = self._loop.create_task(self._attach(link, ours))
+        _keep(task)
+
+    async def _attach(self, link: PeerLink, sock: socket.socket) -> None:
+        await self._loop.create_unix_connection(lambda: link, sock=sock)
+
+    def _signal(self, ident: int, number: int) -> None:
+        try:
+            self._channel.setblocking(True)
+            send_request(self._channel, {"op": "signal", "key": ident, "signal": int(number)}, [])
+        except OSError as error:
+            logger.debug("cannot reach the spawner: %s", error)
+        finally:
+            self._channel.setblocking(False)
+
+    def _on_channel(self) -> None:
+        try:
+            data = self._channel.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            self._owner.on_pool_lost("the process that starts runners is gone")
+            return
+        for message in self._reader.feed(data, []):
+            process = self._processes.get(message["key"])
+            if process is None:
+                continue
+            if "exit" in message:
+                self._on_exit(process, message["exit"], message.get("error", ""))
+            else:
+                process.pid = message["pid"]
+
+    def _on_events(self, link: PeerLink, events: List[Any]) -> None:
+        process: _Process = link.peer
+        for message in events:
+            kind = type(message)
+            if kind is TasksFinished:
+                results = message.results
+                if results:
+                    self._drain_output(process, results[-1][0])
+                self._perform(self.local.on_results(process.ident, results, self._loop.time()))
+            elif kind is RunnerReady:
+                self._perform(self.local.on_ready(process.ident, self._loop.time()))
+            elif kind is Closed:
+                pass  # The spawner's word about its exit follows, or the process has closed its own socket and is of no use:
+                if not process.is_gone:
+                    self._signal(process.ident, signal.SIGKILL)
+
+    def _on_exit(self, process: _Process, code: int, error: str) -> None:
+        """The process is reaped: whatever it wrote is in the kernel's buffers now."""
+        self._read_rest(process)
+        process.is_gone = True
+        words = process.page.words
+        started, finished = words[STARTED], words[FINISHED]
+        self._drain_output(process, self._running_task(process))
+        details: Dict[str, Any] = {
+            "exit": code,
+            "pid": process.pid,
+            "stderr": self._tail(process),
+            "reason": error or describe_exit(code),
+        }
+        self._forget(process)
+        if not self._is_closed:
+            self._perform(self.local.on_runner_down(process.ident, started, finished, details, self._loop.time()))
+
+    def _read_rest(self, process: _Process) -> None:
+        link = process.link
+        if link is None or link.connection.error is not None:
+            return
+        while True:
+            try:
+                count = process.socket.recv_into(link.connection.get_buffer())
+            except OSError:
+                return
+            if not count:
+                return
+            link.buffer_updated(count)
+
+    def _forget(self, process: _Process) -> None:
+        if self._processes.pop(process.ident, None) is None:
+            return
+        process.is_gone = True
+        for fd in process.outputs:
+            self._loop.remove_reader(fd)
+            os.close(fd)
+        process.outputs = []
+        process.socket.close()
+        if process.link is not None:
+            process.link.abort()
+        process.page.close()
+
+    # --- output
+
+    def _running_task(self, process: _Process) -> int:
+        return self.local.task_at(process.ident, process.page.words[STARTED])
+
+    def _on_output_ready(self, process: _Process, stream: int) -> None:
+        self._read_output(process, stream, self._running_task(process), once=True)
+
+    def _drain_output(self, process: _Process, task_id: int) -> None:
+        for stream in (1, 2):
+            self._read_output(process, stream, task_id, once=False)
+
+    def _read_output(self, process: _Process, stream: int, task_id: int, *, once: bool) -> None:
+        if not process.outputs:
+            return
+        fd = process.outputs[stream - 1]
+        while True:
+            try:
+                data = os.read(fd, OUTPUT_READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._loop.remove_reader(fd)
+                return
+            if stream == 2:
+                self._keep_tail(process, data)
+            self._owner.on_output(task_id, stream, data)
+            if once or len(data) < OUTPUT_READ_BYTES:
+                return
+
+    def _keep_tail(self, process: _Process, data: bytes) -> None:
+        process.tail.append(data[-STDERR_TAIL_BYTES:])
+        while len(process.tail) > 1 and sum(len(part) for part in process.tail) > 2 * STDERR_TAIL_BYTES:
+            process.tail.popleft()
+
+    def _tail(self, process: _Process) -> str:
+        text = b"".join(process.tail)[-STDERR_TAIL_BYTES:].decode("utf-8", "replace")
+        return "\n".join(text.splitlines()[-STDERR_TAIL_LINES:])
+
+
+_tasks: Set["asyncio.Task[Any]"] = set()
+
+
+def _keep(task: "asyncio.Task[Any]") -> None:
+    """The loop holds tasks weakly; hold this one until it ends, and let its failure be heard."""
+    _tasks.add(task)
+    task.add_done_callback(_ended)
+
+
+def _ended(task: "asyncio.Task[Any]") -> None:
+    _tasks.discard(task)
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("background work failed", exc_info=task.exception())
+
+
+def thread_environment(threads: int) -> Dict[str, str]:
+    """Limits for the numeric libraries of one runner; what the user has set stays."""
+    return {name: str(threads) for name in THREAD_VARIABLES if name not in os.environ}
+
+
+def describe_exit(code: int) -> str:
+    """An exit code for people."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = ", probably out of memory" if name == "SIGKILL" else ""
+    return f"killed by {name}{hint}"

@@ -1,0 +1,208 @@
+"""The worker agent: one outbound connection to the coordinator, one pool of runners. Runs no user code, imports no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from gpumesh.config import CONNECT_SECONDS, RECONNECT_FIRST_DELAY_SECONDS, RECONNECT_MAX_DELAY_SECONDS
+from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
+from gpumesh.model.resources import WorkerFacts
+from gpumesh.network.address import Address
+from gpumesh.protocol.connection import Closed, Connection, Established
+from gpumesh.protocol.messages import (
+    DefineFunction,
+    DefineSpec,
+    RecallTasks,
+    RegisterWorker,
+    RunTasks,
+    TaskOutput,
+    TasksFinished,
+    WorkerChanged,
+    WorkerDraining,
+)
+from gpumesh.runtime.facts import fresh_nonce, peer_facts
+from gpumesh.runtime.link import PeerLink
+from gpumesh.runtime.pool import PoolOwner, RunnerPool
+
+logger = logging.getLogger("gpumesh.worker")
+
+FINAL_ERRORS = (AuthenticationError, VersionMismatchError)
+
+
+class WorkerAgent(PoolOwner):
+    """One worker of a mesh, from joining to leaving.
+
+    The agent looks for its coordinator again and again; a refused token or version, or a foreign server at the first try, ends it.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: Address,
+        token: str,
+        facts: WorkerFacts,
+        worker_id: str,
+        channel: socket.socket,
+        path: Optional[List[str]] = None,
+        on_joined: Optional[Callable[[Dict[str, Any]], None]] = None,
+    ) -> None:
+        self.address = address
+        self.facts = facts
+        self.worker_id = worker_id
+        self._token = token
+        self._channel = channel
+        self._path = path
+        self._on_joined = on_joined
+        self._loop = asyncio.get_running_loop()
+        self._pool = RunnerPool(self._loop, channel, self, slots=facts.slots, cores=facts.cores, path=path)
+        self._link: Optional[PeerLink] = None
+        self._specs: Dict[int, int] = {}  # Number on this connection -> number in the pool.
+        self._is_draining = False
+        self._over: asyncio.Future[Optional[BaseException]] = self._loop.create_future()  # Resolved when the agent is to end.
+        self._lost: asyncio.Future[MeshError] = self._loop.create_future()  # Of the current connection.
+        self._has_joined = False
+        self._label = facts.hostname
+
+    async def run(self) -> None:
+        """Serve until drained or stopped.
+
+        Raises:
+            MeshError: It can never join: refused token, version, or not a coordinator at this address.
+        """
+        self._pool.start()
+        try:
+            await self._serve()
+        finally:
+            if self._link is not None:
+                self._link.close("the worker leaves")
+            self._pool.close()
+
+    def drain(self, reason: str) -> None:
+        """Finish what runs, give back what waits, then leave."""
+        if self._is_draining:
+            return
+        self._is_draining = True
+        if self._link is not None and self._link.connection.established:
+            self._link.send(WorkerDraining(reason))
+        self._pool.drain()
+        self._leave_if_done()
+
+    def stop(self) -> None:
+        """Leave now; running tasks are lost with their processes."""
+        self._end(None)
+
+    async def _serve(self) -> None:
+        delay = RECONNECT_FIRST_DELAY_SECONDS
+        while not self._over.done():
+            error = await self._connect_and_stay()
+            if self._over.done():
+                break
+            if isinstance(error, FINAL_ERRORS) or (isinstance(error, ProtocolError) and not self._has_joined):
+                raise error
+            if self._is_draining:
+                break
+            if self._was_joined():
+                delay = RECONNECT_FIRST_DELAY_SECONDS
+                logger.warning("lost the coordinator at %s (%s); trying again", self.address, error)
+                self._pool.abandon()
+            else:
+                logger.info("cannot reach the coordinator at %s (%s); trying again", self.address, error)
+            self._link = None
+            await asyncio.wait([self._over], timeout=delay * random.uniform(0.5, 1.5))
+            delay = min(delay * 2, RECONNECT_MAX_DELAY_SECONDS)
+        failure = self._over.result() if self._over.done() else None
+        if failure is not None:
+            raise failure
+
+    def _was_joined(self) -> bool:
+        return self._link is not None and bool(self._link.peer)
+
+    async def _connect_and_stay(self) -> MeshError:
+        """One connection, from dialing to its end; returns why it ended."""
+        self._lost = self._loop.create_future()
+        self._specs = {}
+        connection = Connection.dial(
+            role="worker", token=self._token, nonce=fresh_nonce(), now=self._loop.time(), facts=peer_facts()
+        )
+        link = PeerLink(self._loop, connection, self._on_events)
+        self._link = link
+        try:
+            await asyncio.wait_for(
+                self._loop.create_connection(lambda: link, self.address.host, self.address.port), CONNECT_SECONDS
+            )
+        except (OSError, asyncio.TimeoutError) as error:
+            return MeshUnavailableError(str(error) or f"no answer within {CONNECT_SECONDS:g} s")
+        await asyncio.wait([self._lost, self._over], return_when=asyncio.FIRST_COMPLETED)
+        return self._lost.result() if self._lost.done() else MeshUnavailableError("stopped")
+
+    def _on_events(self, link: PeerLink, events: List[Any]) -> None:
+        for message in events:
+            kind = type(message)
+            if kind is RunTasks:
+                self._pool.run(self._specs[message.spec], message.tasks)
+            elif kind is DefineFunction:
+                self._pool.define_function(message.digest, message.body)
+            elif kind is DefineSpec:
+                fields = message.spec
+                self._specs[message.number] = self._pool.define_spec(fields, cores=fields[2][5], timeout=float(fields[3]))
+            elif kind is RecallTasks:
+                self._pool.recall(message.tasks, kill=message.kill)
+            elif kind is Established:
+                self._join(link)
+            elif kind is Closed:
+                if not self._lost.done():
+                    self._lost.set_result(message.error or MeshUnavailableError(f"the coordinator left: {message.reason}"))
+
+    def _join(self, link: PeerLink) -> None:
+        link.peer = self
+        self._has_joined = True
+        link.send(RegisterWorker(self.worker_id, self.facts))
+        logger.info("joined the mesh at %s with %d slots", self.address, self.facts.slots)
+        if self._on_joined is not None:
+            self._on_joined({"id": self.worker_id, **self.facts._asdict()})
+        if self._is_draining:
+            link.send(WorkerDraining("leaving"))
+
+    def change_facts(self, facts: WorkerFacts) -> None:
+        """Tell the mesh something new about this machine."""
+        self.facts = facts
+        if self._link is not None and self._link.connection.established:
+            self._link.send(WorkerChanged(facts))
+
+    # --- from the pool
+
+    def on_results(self, results: List[Tuple[int, int, int, Any, float]]) -> None:
+        if self._link is not None and self._link.connection.established:
+            self._link.send(TasksFinished(results))
+        if self._is_draining:
+            self._leave_if_done()
+
+    def on_output(self, task_id: int, stream: int, data: bytes) -> None:
+        if self._link is None or not self._link.connection.established:
+            return
+        if task_id == 0:
+            logger.info("a runner wrote outside of any task: %s", data.decode("utf-8", "replace").rstrip())
+            return
+        if not self._link.is_congested:
+            self._link.send(TaskOutput(task_id, stream, data, self._label))
+
+    def on_health(self, problem: str) -> None:
+        if problem:
+            logger.warning("this worker takes no tasks: %s", problem)
+        self.change_facts(self.facts._replace(problem=problem))
+
+    def on_pool_lost(self, reason: str) -> None:
+        self._end(MeshUnavailableError(reason))
+
+    def _leave_if_done(self) -> None:
+        if self._pool.is_idle:
+            # One more turn of the loop: the last results leave first.
+            self._loop.call_soon(self._end, None)
+
+    def _end(self, error: Optional[BaseException]) -> None:
+        if not self._over.done():
+            self._over.set_result(error)
