@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import nox
 
 nox.options.sessions = ["tests-3.11", "lint"]
@@ -37,4 +39,4 @@ def package(session: nox.Session) -> None:
     session.install("build", "twine")
     out = session.create_tmp()
     session.run("python", "-m", "build", "--outdir", out)
-    session.run("twine", "check", "--strict", f"{out}/*.whl", f"{out}/*.tar.gz")
+    session.run("twine", "check", "--strict", *(str(file) for file in Path(out).iterdir()))

@@ -1,0 +1,1 @@
+"""What this machine can compute with, and how fast. Knows nothing of meshes or tasks."""
