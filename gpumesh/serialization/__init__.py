@@ -1,0 +1,1 @@
+"""User values, functions and exceptions as bytes and back: the only floor that pickles."""
