@@ -178,6 +178,10 @@ class WorkerHandle:
         self._processes.stop_child("worker", timeout=STOP_SECONDS)
         self._processes.close()
 
+    def kill(self) -> None:
+        """End its processes now. Idempotent."""
+        self._processes.close()
+
     def __enter__(self) -> WorkerHandle:
         return self
 

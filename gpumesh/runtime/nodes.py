@@ -71,9 +71,9 @@ async def work(
     *,
     path: Optional[List[str]] = None,
     on_joined: Optional[Callable[[Dict[str, Any]], None]] = None,
-    on_started: Optional[Callable[[WorkerAgent], None]] = None,
+    measure: bool = False,
 ) -> None:
-    """Run an agent until it has drained (first signal) or is stopped (second signal, or `DRAIN_SECONDS`).
+    """Run an agent, with `measure` after a benchmark in the background, until it has drained (first signal) or is stopped (second signal, or `DRAIN_SECONDS`).
 
     Raises:
         MeshError: It can never join.
@@ -81,13 +81,26 @@ async def work(
     agent = WorkerAgent(
         address=address, token=token, facts=facts, worker_id=worker_id, channel=channel, path=path, on_joined=on_joined
     )
-    if on_started is not None:
-        on_started(agent)
     stopper = SignalStopper(lambda: agent.drain("its owner ended it"), agent.stop)
+    measuring = asyncio.ensure_future(_measure(agent)) if measure else None
     try:
         await agent.run()
     finally:
         stopper.remove()
+        if measuring is not None:
+            measuring.cancel()
+
+
+async def _measure(agent: WorkerAgent) -> None:
+    """Benchmark this machine in a process of its own, and tell the mesh."""
+    from gpumesh.devices.benchmark import measure_cpu_score
+
+    try:
+        score = await asyncio.get_running_loop().run_in_executor(None, measure_cpu_score)
+    except (OSError, ValueError, RuntimeError) as error:
+        logger.warning("the benchmark failed (%s); the estimated score %.3g stays", error, agent.facts.score)
+        return
+    agent.change_score(score)
 
 
 class SignalStopper:

@@ -136,7 +136,8 @@ class WorkerAgent(PoolOwner):
             )
         except (OSError, asyncio.TimeoutError) as error:
             return MeshUnavailableError(str(error) or f"no answer within {CONNECT_SECONDS:g} s")
-        await asyncio.wait([self._lost, self._over], return_when=asyncio.FIRST_COMPLETED)
+        ends: List["asyncio.Future[Any]"] = [self._lost, self._over]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         return self._lost.result() if self._lost.done() else MeshUnavailableError("stopped")
 
     def _on_events(self, link: PeerLink, events: List[Any]) -> None:
@@ -172,6 +173,11 @@ class WorkerAgent(PoolOwner):
         self.facts = facts
         if self._link is not None and self._link.connection.established:
             self._link.send(WorkerChanged(facts))
+
+    def change_score(self, score: float) -> None:
+        """The benchmark has an answer."""
+        devices = tuple(d._replace(score=score) if d.kind == "cpu" else d for d in self.facts.devices)
+        self.change_facts(self.facts._replace(score=score, devices=devices))
 
     # --- from the pool
 

@@ -347,15 +347,16 @@ class LocalPool:
                 actions.append(Report(report))
         if kill and wanted:
             for runner in self._runners.values():
-                for task in runner.fed:
-                    if task is not None and wanted.get(task.task_id) == task.attempt:
-                        self._unwanted[task.task_id] = task.attempt
+                for fed in runner.fed:
+                    if fed is not None and wanted.get(fed.task_id) == fed.attempt:
+                        self._unwanted[fed.task_id] = fed.attempt
                         self._check_at(runner, now)
         return actions
 
     def drain(self) -> List[Any]:
         """Take nothing new, give back what has not been fed; what runs goes on."""
         self._draining = True
+        report: List[Tuple[int, int, int, Any, float]]
         report = [(task.task_id, task.attempt, _NOT_RUN, {}, 0.0) for task in self._queue]
         self._queue.clear()
         self._starts.clear()

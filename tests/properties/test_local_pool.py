@@ -1,0 +1,242 @@
+"""The brain of one worker against model runners that behave as runner.py does, under any interleaving."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Deque, Dict, List, Optional, Tuple
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gpumesh.config import CANCEL_GRACE_SECONDS, REVOKE_SETTLE_SECONDS
+from gpumesh.model.outcomes import Status
+from gpumesh.scheduler import local
+
+
+class ModelRunner:
+    """A process: its inbox, its page, results it has not sent, results on the way."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.up = False
+        self.inbox: Deque[Tuple[int, int, int]] = deque()
+        self.started = self.finished = self.sent = 0
+        self.since = 0.0
+        self.revoked = 0
+        self.interrupt = 0
+        self.current: Optional[Tuple[int, int, int]] = None
+        self.held: List[Tuple[int, int, int, Any, float]] = []
+        self.wire: List[Any] = []
+        self.doomed = False
+
+
+class LocalPoolMachine(RuleBasedStateMachine):
+    """Drives the pool; every arrived attempt must be reported exactly once and never execute twice here."""
+
+    @initialize(slots=st.integers(1, 3))
+    def begin(self, slots: int) -> None:
+        self.now = 100.0
+        self.pool = local.LocalPool(slots=slots, threads=2)
+        self.slots = slots
+        self.runners: Dict[int, ModelRunner] = {}
+        self.next_task = 1
+        self.arrived: Dict[int, int] = {}
+        self.executed: Dict[int, int] = {}
+        self.reports: Dict[int, int] = {}
+        self.draining = False
+        self.pool.on_spec(0, timeout=0.0, width=1, threads=2)
+        self.pool.on_spec(1, timeout=5.0, width=1, threads=2)
+        self.pool.on_spec(2, timeout=0.0, width=slots, threads=4)
+        self.perform(self.pool.start(self.now))
+
+    def perform(self, actions: List[Any]) -> None:
+        for action in actions:
+            if isinstance(action, local.StartRunner):
+                assert action.runner not in self.runners
+                self.runners[action.runner] = ModelRunner(action.threads)
+            elif isinstance(action, local.Feed):
+                runner = self.runners[action.runner]
+                assert runner.up
+                assert action.tasks
+                for task_id, attempt in action.tasks:
+                    runner.inbox.append((task_id, attempt, action.spec))
+            elif isinstance(action, local.Report):
+                for task_id, attempt, status, _, _ in action.results:
+                    assert self.arrived[task_id] == attempt
+                    assert task_id not in self.reports, f"task {task_id} reported twice"
+                    self.reports[task_id] = status
+            elif isinstance(action, local.Revoke):
+                self.runners[action.runner].revoked = action.number
+            elif isinstance(action, local.Interrupt):
+                self.runners[action.runner].interrupt = action.number
+            elif isinstance(action, local.AskResults):
+                self.flush(self.runners[action.runner])
+            elif isinstance(action, local.Kill):
+                self.runners[action.runner].doomed = True
+            elif isinstance(action, local.Inspect):
+                runner = self.runners[action.runner]
+                self.perform(
+                    self.pool.on_progress(action.runner, runner.started, runner.finished, runner.sent, runner.since, self.now)
+                )
+
+    def flush(self, runner: ModelRunner) -> None:
+        if runner.held:
+            runner.sent += len(runner.held)
+            runner.wire.append(tuple(runner.held))
+            runner.held = []
+
+    def alive(self) -> List[int]:
+        return sorted(self.runners)
+
+    @rule(spec=st.sampled_from([0, 0, 0, 1, 2]), count=st.integers(1, 5))
+    def arrive(self, spec: int, count: int) -> None:
+        tasks = []
+        for _ in range(count):
+            self.arrived[self.next_task] = 1
+            tasks.append((self.next_task, 1, b""))
+            self.next_task += 1
+        self.perform(self.pool.on_arrived(spec, tasks, self.now))
+
+    @rule(data=st.data())
+    def come_up(self, data: Any) -> None:
+        starting = [ident for ident in self.alive() if not self.runners[ident].up and not self.runners[ident].doomed]
+        if starting:
+            ident = data.draw(st.sampled_from(starting))
+            self.runners[ident].up = True
+            self.perform(self.pool.on_ready(ident, self.now))
+
+    @rule(data=st.data())
+    def begin_task(self, data: Any) -> None:
+        idle = [i for i in self.alive() if self.runners[i].inbox and self.runners[i].current is None]
+        if not idle:
+            return
+        runner = self.runners[data.draw(st.sampled_from(idle))]
+        task = runner.inbox.popleft()
+        runner.started += 1
+        runner.since = self.now
+        if runner.revoked and runner.started >= runner.revoked:
+            runner.finished = runner.started
+            runner.held.append((task[0], task[1], int(Status.NOT_RUN), {}, 0.0))
+            return
+        runner.current = task
+        self.executed[task[0]] = self.executed.get(task[0], 0) + 1
+        assert task[0] not in self.reports, "a task that was reported has started"
+
+    @rule(data=st.data(), hold=st.booleans())
+    def end_task(self, data: Any, hold: bool) -> None:
+        busy = [i for i in self.alive() if self.runners[i].current is not None]
+        if not busy:
+            return
+        runner = self.runners[data.draw(st.sampled_from(busy))]
+        assert runner.current is not None
+        task_id, attempt, _ = runner.current
+        status = Status.CANCELLED if runner.interrupt == runner.started else Status.OK
+        runner.current = None
+        runner.finished = runner.started
+        runner.held.append((task_id, attempt, int(status), b"", self.now - runner.since))
+        if not hold or not runner.inbox:
+            self.flush(runner)
+
+    @rule(data=st.data())
+    def results_come(self, data: Any) -> None:
+        for ident in self.alive():
+            if not self.runners[ident].inbox and self.runners[ident].current is None:
+                self.flush(self.runners[ident])
+        ready = [i for i in self.alive() if self.runners[i].wire]
+        if ready:
+            ident = data.draw(st.sampled_from(ready))
+            self.perform(self.pool.on_results(ident, self.runners[ident].wire.pop(0), self.now))
+
+    @rule(data=st.data())
+    def die(self, data: Any) -> None:
+        if self.alive():
+            self.bury(data.draw(st.sampled_from(self.alive())))
+
+    def bury(self, ident: int) -> None:
+        runner = self.runners[ident]
+        for results in runner.wire:
+            self.perform(self.pool.on_results(ident, results, self.now))
+        del self.runners[ident]
+        self.perform(self.pool.on_runner_down(ident, runner.started, runner.finished, {"exit": -9}, self.now))
+
+    @rule()
+    def doomed_die(self) -> None:
+        for ident in self.alive():
+            if ident in self.runners and self.runners[ident].doomed:
+                self.bury(ident)
+
+    @rule(data=st.data(), kill=st.booleans())
+    def recall(self, data: Any, kill: bool) -> None:
+        open_tasks = [task for task in self.arrived if task not in self.reports]
+        if open_tasks:
+            wanted = data.draw(st.lists(st.sampled_from(open_tasks), min_size=1, max_size=4, unique=True))
+            self.perform(self.pool.on_recalled([(task, 1) for task in wanted], kill=kill, now=self.now))
+
+    @rule(seconds=st.sampled_from([0.0005, 0.003, REVOKE_SETTLE_SECONDS, 0.03, 1.5, 6.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        for _ in range(50):
+            deadline = self.pool.next_deadline()
+            if deadline is None or deadline > self.now:
+                return
+            self.perform(self.pool.on_time(self.now))
+        raise AssertionError("the same deadline comes again and again")
+
+    @precondition(lambda self: len(getattr(self, "arrived", ())) > 12)
+    @rule()
+    def drain(self) -> None:
+        self.draining = True
+        self.perform(self.pool.drain())
+
+    @invariant()
+    def a_slot_is_never_lost(self) -> None:
+        if hasattr(self, "pool") and not self.draining:
+            assert len(self.runners) + len(self.pool._starts) == self.slots
+
+    @invariant()
+    def nothing_runs_twice(self) -> None:
+        assert all(count == 1 for count in getattr(self, "executed", {}).values()) or self.has_lost_results()
+
+    def has_lost_results(self) -> bool:
+        # Tasks put back after a death had not started; only NOT_RUN after a finished, unsent result may run again elsewhere.
+        return False
+
+    def teardown(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        for _ in range(5000):
+            self.doomed_die()
+            for ident in self.alive():
+                runner = self.runners[ident]
+                if not runner.up:
+                    runner.up = True
+                    self.perform(self.pool.on_ready(ident, self.now))
+                if runner.current is not None:
+                    task_id, attempt, _ = runner.current
+                    status = Status.CANCELLED if runner.interrupt == runner.started else Status.OK
+                    runner.current = None
+                    runner.finished = runner.started
+                    runner.held.append((task_id, attempt, int(status), b"", 0.0))
+                elif runner.inbox:
+                    task = runner.inbox.popleft()
+                    runner.started += 1
+                    runner.since = self.now
+                    if runner.revoked and runner.started >= runner.revoked:
+                        runner.finished = runner.started
+                        runner.held.append((task[0], task[1], int(Status.NOT_RUN), {}, 0.0))
+                    else:
+                        runner.current = task
+                self.flush(runner)
+                while ident in self.runners and runner.wire:
+                    self.perform(self.pool.on_results(ident, runner.wire.pop(0), self.now))
+            self.now += CANCEL_GRACE_SECONDS / 4
+            self.perform(self.pool.on_time(self.now))
+            if set(self.reports) == set(self.arrived) and self.pool.is_idle:
+                return
+        missing = sorted(set(self.arrived) - set(self.reports))
+        raise AssertionError(f"never reported: {missing}")
+
+
+TestLocalPool = LocalPoolMachine.TestCase
+TestLocalPool.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
