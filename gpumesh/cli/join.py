@@ -1,0 +1,63 @@
+"""`gpumesh join`: this machine as a worker of a mesh."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Dict, List, Optional
+
+import typer
+
+from gpumesh.cli.console import ScoreOption, SlotsOption, TokenFileOption, TokenOption, log_to_stderr, resolve_mesh
+
+
+def join(
+    url: Annotated[
+        Optional[str],
+        typer.Argument(help="The mesh's address, as `gpumesh serve` shows it; by default the one saved on this machine."),
+    ] = None,
+    token: TokenOption = None,
+    token_file: TokenFileOption = None,
+    slots: SlotsOption = None,
+    score: ScoreOption = None,
+    tag: Annotated[
+        Optional[List[str]],
+        typer.Option("--tag", metavar="NAME=VALUE", help="Something for tasks to ask for; may be repeated."),
+    ] = None,
+) -> None:
+    """Lend this machine to a mesh until Ctrl-C.
+
+    The secret comes from --token, --token-file, GPUMESH_TOKEN or what was saved for this address; without any, you are asked.
+
+    Ctrl-C lets running tasks finish first; a second Ctrl-C stops at once. A coordinator that goes away is looked for until it is back.
+    """
+    import logging
+
+    from gpumesh.devices.scoring import check_score
+    from gpumesh.runtime.serving import run_worker
+    from gpumesh.runtime.settings import save_connection
+
+    tags = parse_tags(tag or [])
+    if score is not None:
+        check_score(score)
+    address, secret = resolve_mesh(url, token, token_file, ask=True)
+    log_to_stderr(usual_level=logging.INFO)
+
+    def announce(worker: Dict[str, Any]) -> None:
+        save_connection(address, secret)
+        typer.echo(f"gpumesh: {worker['hostname']} works for {address} with {worker['slots']} slots, Ctrl-C to stop")
+
+    raise typer.Exit(run_worker(address, secret, slots=slots, score=score, tags=tags, on_joined=announce))
+
+
+def parse_tags(pairs: List[str]) -> Dict[str, str]:
+    """Tags from `NAME=VALUE` arguments.
+
+    Raises:
+        typer.BadParameter: One is not of this form.
+    """
+    tags: Dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (equals and name.strip()):
+            raise typer.BadParameter(f"{pair!r} is not of the form NAME=VALUE, such as --tag room=lab")
+        tags[name.strip()] = value.strip()
+    return tags

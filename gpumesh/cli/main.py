@@ -1,0 +1,71 @@
+"""The `gpumesh` command: mounts the commands, and turns what they raise into one line and an exit code.
+
+Exit codes: 0 done, 1 something went wrong (the last line on standard error says what), 2 the command was not understood, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, List, NoReturn, Optional
+
+import typer
+
+from gpumesh.cli import demo, join, serve, workers
+from gpumesh.cli.console import set_verbosity, verbosity
+from gpumesh.errors import MeshError
+from gpumesh.version import __version__
+
+app = typer.Typer(
+    name="gpumesh",
+    help="Run Python functions on all the machines and GPUs you have.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(name="serve")(serve.serve)
+app.command(name="join")(join.join)
+app.command(name="workers")(workers.workers)
+app.command(name="demo")(demo.demo)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gpumesh {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, metavar="", help="Say more; twice for everything.", show_default=False)
+    ] = 0,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    set_verbosity(verbose)
+
+
+def main(arguments: Optional[List[str]] = None) -> NoReturn:
+    """Run one command line and exit.
+
+    Args:
+        arguments: Without the program's name; by default those of this process.
+    """
+    try:
+        app(arguments)
+    except KeyboardInterrupt:
+        code = 130
+    except (MeshError, OSError, ValueError, ImportError) as error:
+        if verbosity():
+            raise
+        typer.echo(f"gpumesh: {error}", err=True)
+        code = 1
+    else:
+        code = 0
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

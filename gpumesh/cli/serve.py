@@ -1,0 +1,76 @@
+"""`gpumesh serve`: the coordinator of a mesh, and this machine as its first worker."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpumesh.cli.console import ScoreOption, SlotsOption, TokenFileOption, TokenOption, given_token, log_to_stderr
+from gpumesh.config import DEFAULT_PORT
+
+ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"
+
+
+def serve(
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on: 127.0.0.1 for this machine alone, 0.0.0.0 for others too.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
+    ] = DEFAULT_PORT,
+    token: TokenOption = None,
+    token_file: TokenFileOption = None,
+    self_worker: Annotated[bool, typer.Option("--self-worker/--no-self-worker", help="Let this machine work too.")] = True,
+    slots: SlotsOption = None,
+    score: ScoreOption = None,
+) -> None:
+    """Start a mesh on this machine: others join it, and it works too.
+
+    The secret comes from --token, --token-file or GPUMESH_TOKEN; without any, a new one is generated and shown. Address and secret are
+    saved for this user, so that GPUMesh() and the other commands on this machine find the mesh by themselves.
+
+    Ctrl-C lets running tasks finish first; a second Ctrl-C stops at once.
+    """
+    import logging
+
+    from gpumesh.devices.scoring import check_score
+    from gpumesh.network.address import Address
+    from gpumesh.runtime.serving import generate_token, run_coordinator
+    from gpumesh.runtime.settings import save_connection
+
+    supplied = given_token(token, token_file)
+    secret = supplied or generate_token()
+    if score is not None:
+        check_score(score)
+    log_to_stderr(usual_level=logging.INFO)
+
+    def announce(url: str) -> None:
+        bound = int(url.rpartition(":")[2])
+        here = Address({ANY_IPV4: "127.0.0.1", ANY_IPV6: "::1"}.get(host, host), bound).url
+        save_connection(here, secret)
+        typer.echo(f"gpumesh: serving at {url}, Ctrl-C to stop")
+        join = f"gpumesh join {Address(_reachable(host), bound).url}"
+        if supplied:
+            typer.echo(f"To join with another machine: {join}   (with the same token)")
+        else:
+            typer.echo(f"To join with another machine: {join} --token {secret}")
+        if host in ("127.0.0.1", "::1", "localhost"):
+            typer.echo(f"Only this machine can reach {host}; to let others join, serve with --host 0.0.0.0")
+
+    raise typer.Exit(run_coordinator(host, port, secret, self_worker=self_worker, slots=slots, score=score, on_ready=announce))
+
+
+def _reachable(host: str) -> str:
+    """The address under which others find a server that listens on `host`."""
+    import socket
+
+    if host not in (ANY_IPV4, ANY_IPV6):
+        return host
+    family, elsewhere = (socket.AF_INET6, "2001:db8::1") if host == ANY_IPV6 else (socket.AF_INET, "192.0.2.1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((elsewhere, 9))  # Sends nothing: it only asks the routing table which address of ours would be used.
+        except OSError:
+            return socket.gethostname()
+        return str(probe.getsockname()[0])

@@ -1,0 +1,63 @@
+"""`gpumesh workers`: who works for the mesh."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Dict, List, Optional
+
+import typer
+
+from gpumesh.cli.console import TokenFileOption, TokenOption, log_to_stderr, resolve_mesh
+
+
+def workers(
+    url: Annotated[
+        Optional[str], typer.Option("--url", help="The mesh's address; by default the one saved on this machine.")
+    ] = None,
+    token: TokenOption = None,
+    token_file: TokenFileOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
+) -> None:
+    """Show the machines of the mesh."""
+    import logging
+
+    from gpumesh import GPUMesh
+
+    log_to_stderr(usual_level=logging.ERROR)
+    address, secret = resolve_mesh(url, token, token_file, ask=False)
+    with GPUMesh(address, token=secret, fallback=False) as mesh:
+        found = mesh.workers()
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(found, indent=2, default=str))
+    else:
+        _print_table(found, address)
+
+
+def _print_table(found: List[Dict[str, Any]], address: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from gpumesh.model.resources import show_bytes
+
+    console = Console()
+    if not found:
+        console.print(f"The mesh at {address} has no workers; join one with `gpumesh join {address}`", highlight=False)
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("id", "host", "device", "score", "slots", "memory", "python", "tags", "state"):
+        table.add_column(column, justify="right" if column in ("score", "slots", "memory") else "left", overflow="fold")
+    for worker in found:
+        state = worker.get("problem") or ("alive" if worker.get("alive", True) else "lost")
+        table.add_row(
+            str(worker.get("id", "")),
+            str(worker.get("hostname", "")),
+            str(worker.get("device_name", "")),
+            f"{worker.get('score', 0):.3g}",
+            str(worker.get("slots", "")),
+            show_bytes(worker.get("memory", 0)),
+            str(worker.get("python", "")),
+            " ".join(f"{name}={value}" for name, value in dict(worker.get("tags") or {}).items()),
+            state,
+        )
+    console.print(table)
