@@ -1,0 +1,1 @@
+"""The API that people use, and the threads and sockets behind it."""

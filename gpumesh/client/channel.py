@@ -1,0 +1,778 @@
+"""Tasks on their way to one coordinator and back, across reconnects. Which coordinator, and what a result means, is decided elsewhere.
+
+Promises:
+
+1. A task that `submit` took ends exactly once at its sink, whatever happens to the connection, the coordinator or this object.
+2. `_pending` is the only truth about what is on its way: after a reconnect everything in it is submitted again under the same
+   ids, except what may run at most once and may have started.
+3. Whoever waits does the work: the waiting thread itself reads the socket (the leader) while the I/O thread sleeps; when nobody
+   waits, or the leader leaves, the I/O thread reads. Only the holder of `_receive_lock` reads and dispatches.
+4. Locks are taken in this order: `_receive_lock`, `_lock`, `link.lock`. Sinks are called with the receive lock alone.
+
+    NEW ── connect ──> OPEN ── connection lost ──> LOST ── reconnected ──> OPEN
+                         │                           └── too late ──> ENDED
+                         └──────────── close ────────────────────────> ENDED
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Protocol, Tuple, Union
+
+from gpumesh.client.link import MeshLink, Poller, dial, local_facts
+from gpumesh.client.output import OutputPrinter
+from gpumesh.config import BULK_MESSAGE_BYTES, MIB, RECONNECT_FIRST_DELAY_SECONDS, RECONNECT_MAX_DELAY_SECONDS
+from gpumesh.errors import (
+    AuthenticationError,
+    MeshClosedError,
+    MeshError,
+    MeshUnavailableError,
+    ProtocolError,
+    VersionMismatchError,
+)
+from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, TaskId, show_task
+from gpumesh.model.outcomes import Status
+from gpumesh.model.payloads import OutOfBand
+from gpumesh.model.tasks import TaskSpec
+from gpumesh.network.address import Address
+from gpumesh.protocol.connection import Closed
+from gpumesh.protocol.messages import (
+    Answer,
+    CancelTasks,
+    DefineFunction,
+    DefineSpec,
+    MeshChanged,
+    Query,
+    RegisterClient,
+    SubmitTasks,
+    TaskNotice,
+    TaskOutput,
+    TaskResults,
+)
+
+logger = logging.getLogger("gpumesh")
+
+BATCH_TASKS = 512  # Sent as one message; hides a message's cost of tens of microseconds and keeps the workers fed meanwhile.
+BATCH_BYTES = 1 * MIB
+_RECEIVE_TURNS = 16  # Reads of a busy socket before the I/O thread looks after the rest.
+_DRAIN_POLL_SECONDS = 0.25
+_CLOSE_SECONDS = 1.0
+_LEAD_POLL_SECONDS = 1.0  # A leader looks this often whether what it waits for has come about in another way.
+_FOLLOW_SECONDS = 60.0  # Keeps a lost notification from being for ever.
+
+
+AnyCondition = Union[threading.Condition, Callable[[], threading.Condition]]
+
+
+class Sink(Protocol):
+    """Who waits for tasks: a MeshFuture, a ResultStream."""
+
+    def task_ended(self, task_id: int, status: int, payload: Any, seconds: float, worker: str) -> None:
+        """One task has ended. Called on whichever thread does the I/O, under the receive lock: quick, must not block.
+
+        Args:
+            task_id: The task; after an interrupt (Ctrl-C) the same task may be told a second time.
+            status: A `Status`.
+            payload: Payload for OK, RAISED and RETRYABLE, a dict for other statuses, or an exception for failures on this side.
+            seconds: Run time inside the runner.
+            worker: Where it ran, "" if nowhere.
+        """
+
+
+class SpecHandle:
+    """One function with one set of options, known to a session under one number."""
+
+    __slots__ = ("number", "spec", "exported", "name", "session", "lane")
+
+    def __init__(self, number: int, spec: TaskSpec, exported: Any, session: Any) -> None:
+        self.number = number
+        self.spec = spec
+        self.exported = exported  # digest, body, ... as serialization.functions made it.
+        self.name = spec.name
+        self.session = session
+        self.lane: Optional[Lane] = None  # Of the channel used last.
+
+
+class Lane:
+    """Tasks of one spec that wait to be put into a message."""
+
+    __slots__ = ("channel", "handle", "ids", "payloads", "has_buffers", "defined_on")
+
+    def __init__(self, channel: Channel, handle: SpecHandle) -> None:
+        self.channel = channel
+        self.handle = handle
+        self.ids: List[int] = []
+        self.payloads: List[Any] = []  # One for each id.
+        self.has_buffers = False  # Some payloads are OutOfBand.
+        self.defined_on: Optional[MeshLink] = None  # The link whose other side knows the spec.
+
+
+class _Batch:
+    """Tasks submitted together for one sink, with consecutive ids."""
+
+    __slots__ = ("handle", "first", "payloads", "sink")
+
+    def __init__(self, handle: SpecHandle, first: int, payloads: List[Any], sink: Sink) -> None:
+        self.handle = handle
+        self.first = first
+        self.payloads = payloads  # Each is dropped when its task ends.
+        self.sink = sink
+
+
+class _Question:
+    """A query whose answer is awaited."""
+
+    __slots__ = ("condition", "is_answered", "value", "error")
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.is_answered = False
+        self.value: Any = None
+        self.error: Optional[BaseException] = None
+
+    def answered(self) -> bool:
+        return self.is_answered
+
+    def answer(self, value: Any, error: Optional[BaseException]) -> None:
+        with self.condition:
+            self.value, self.error, self.is_answered = value, error, True
+            self.condition.notify_all()
+
+
+class Channel:
+    """See the module's promises."""
+
+    def __init__(
+        self,
+        address: Address,
+        token: str,
+        *,
+        name: str,
+        connect_timeout: float,
+        reconnect_timeout: float,
+        on_workers: Callable[[Channel, int], None],
+    ) -> None:
+        self.address = address
+        self.client = int.from_bytes(os.urandom(8), "little") % CLIENT_LIMIT
+        self.workers = 0  # Alive and healthy, as the coordinator last said.
+        self.end: Optional[BaseException] = None  # Why nothing can be submitted any more.
+        self.output = OutputPrinter()
+        self._token = token
+        self._name = name
+        self._connect_timeout = connect_timeout
+        self._reconnect_timeout = reconnect_timeout
+        self._on_workers = on_workers
+        self._pending: Dict[int, Any] = {}  # task id -> (handle, payload, sink) or _Batch
+        self._next_id = self.client << SEQUENCE_BITS
+        self._lanes: Dict[int, Lane] = {}  # by spec number
+        self._dirty: List[Lane] = []  # Lanes with tasks, in the order of their first.
+        self._queued_tasks = 0
+        self._queued_bytes = 0
+        self._cancelling: Dict[int, None] = {}
+        self._questions: Dict[int, _Question] = {}
+        self._next_question = 0
+        self._failures: List[Tuple[int, BaseException]] = []  # Tasks that ended here; told to their sinks by the I/O thread.
+        self._lock = threading.Lock()
+        self._receive_lock = threading.RLock()
+        self._inbox: Deque[Any] = deque()  # Received, not yet dispatched.
+        self._results: Optional[Tuple[str, Iterator[Any]]] = None  # The batch that is being dispatched.
+        self._link: Optional[MeshLink] = None
+        self._lost_at = 0.0
+        self._retry_at = 0.0
+        self._retry_delay = 0.0
+        self._is_woken = False  # The I/O thread has been told that lanes are dirty.
+        self._poller = Poller()
+        self._thread: Optional[threading.Thread] = None
+
+    # --- connecting
+
+    def connect(self) -> None:
+        """Connect in the calling thread; see `link.dial` for what it raises."""
+        link, established, rest = dial(self.address, token=self._token, timeout=self._connect_timeout, facts=local_facts())
+        self.workers = established.workers
+        link.send([RegisterClient(self.client, self._name)])
+        self._inbox.extend(rest)
+        self._link = link
+        self._poller.watch(link.sock)
+        self._thread = threading.Thread(target=self._run, name="gpumesh-io", daemon=True)
+        self._thread.start()
+
+    def wait_for_workers(self, timeout: float) -> bool:
+        """Wait until the coordinator has a worker; for one that is just joining."""
+        deadline = time.monotonic() + timeout
+        question = _Question()  # Never answered: the condition alone is needed.
+        while self.workers == 0 and self.end is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self.drive_until(lambda: self.workers > 0 or self.end is not None, question.condition, min(left, 0.05))
+        return self.workers > 0
+
+    # --- submitting
+
+    def submit(self, handle: SpecHandle, payload: Any, sink: Sink) -> int:
+        """Take one task; returns its id. Blocks only while more waits for the socket than should."""
+        if type(payload) is bytes:
+            size = len(payload)
+            if size > BULK_MESSAGE_BYTES:
+                payload = OutOfBand([payload])
+        else:
+            size = payload.nbytes
+        link = self._link
+        if link is not None and link.wants_write and link.is_congested_for(size):
+            self._wait_until_drained(link, size)
+        with self._lock:
+            if self.end is not None:
+                raise self._ended()
+            try:
+                task_id = self._next_id
+                self._next_id = task_id + 1
+                self._pending[task_id] = (handle, payload, sink)
+                lane = handle.lane
+                if lane is None or lane.channel is not self:
+                    lane = self._lane(handle)
+                if not lane.ids:
+                    self._dirty.append(lane)
+                lane.ids.append(task_id)
+                lane.payloads.append(payload)
+                if type(payload) is not bytes:
+                    lane.has_buffers = True
+                queued = self._queued_tasks = self._queued_tasks + 1
+                self._queued_bytes += size
+                if queued >= BATCH_TASKS or queued == len(self._pending) or self._queued_bytes >= BATCH_BYTES:
+                    self._send_lanes()
+                elif not self._is_woken:
+                    self._is_woken = True
+                    self._poller.wake()
+            except BaseException:
+                self._cut()  # Interrupted half-way: everything pending is sent again over a new connection.
+                raise
+        return task_id
+
+    def submit_many(self, handle: SpecHandle, payloads: List[Any], sink: Sink) -> int:
+        """Take tasks that share a sink; their ids are consecutive, the first is returned."""
+        size = 0
+        has_buffers = False
+        for position, payload in enumerate(payloads):
+            if type(payload) is bytes:
+                size += len(payload)
+                if len(payload) > BULK_MESSAGE_BYTES:
+                    payloads[position] = OutOfBand([payload])
+                    has_buffers = True
+            else:
+                size += payload.nbytes
+                has_buffers = True
+        link = self._link
+        if link is not None and link.wants_write and link.is_congested_for(size):
+            self._wait_until_drained(link, size)
+        with self._lock:
+            if self.end is not None:
+                raise self._ended()
+            try:
+                first = self._next_id
+                count = len(payloads)
+                ids = range(first, first + count)
+                self._next_id = first + count
+                self._pending.update(dict.fromkeys(ids, _Batch(handle, first, payloads, sink)))
+                lane = handle.lane
+                if lane is None or lane.channel is not self:
+                    lane = self._lane(handle)
+                if not lane.ids:
+                    self._dirty.append(lane)
+                lane.ids.extend(ids)
+                lane.payloads.extend(payloads)
+                lane.has_buffers = lane.has_buffers or has_buffers
+                self._queued_tasks += count
+                self._queued_bytes += size
+                self._send_lanes()
+            except BaseException:
+                self._cut()
+                raise
+        return first
+
+    def flush(self) -> None:
+        """Send what is queued, from the calling thread."""
+        if self._dirty:
+            with self._lock:
+                self._send_lanes()
+
+    def _lane(self, handle: SpecHandle) -> Lane:
+        lane = self._lanes.get(handle.number)
+        if lane is None:
+            lane = self._lanes[handle.number] = Lane(self, handle)
+        handle.lane = lane
+        return lane
+
+    def _send_lanes(self) -> None:
+        """Everything queued becomes messages, and those bytes on the socket. Under `_lock`; keeps all while there is no link."""
+        link = self._link
+        if link is None:
+            return
+        dirty, self._dirty = self._dirty, []
+        self._queued_tasks = self._queued_bytes = 0
+        for lane in dirty:
+            ids, lane.ids = lane.ids, []
+            payloads, lane.payloads = lane.payloads, []
+            messages: List[Any] = []
+            if lane.defined_on is not link:
+                exported = lane.handle.exported
+                messages.append(DefineFunction(exported.digest, exported.body))
+                messages.append(DefineSpec(lane.handle.number, tuple(lane.handle.spec)))
+                lane.defined_on = link
+            if lane.has_buffers or len(ids) > BATCH_TASKS:
+                lane.has_buffers = False
+                messages.extend(_in_messages(lane.handle.number, ids, payloads))
+            else:
+                messages.append(SubmitTasks(lane.handle.number, ids, payloads))
+            try:
+                link.send(messages)
+            except ProtocolError as error:
+                self._failures.extend((task_id, error) for task_id in ids)
+                self._poller.wake()
+        self._see_to_writing(link)
+
+    def _see_to_writing(self, link: MeshLink) -> None:
+        """What the socket did not take is the I/O thread's now."""
+        if (link.wants_write and not self._poller.is_watching_write) or link.is_broken:
+            self._poller.wake()
+
+    def _wait_until_drained(self, link: MeshLink, size: int) -> None:
+        """Backpressure: hold the submitting thread until the socket has taken most of what waits."""
+        if threading.current_thread() is self._thread or self._receive_lock._is_owned():  # type: ignore[attr-defined]
+            return  # A callback submits: the thread that would make room is this one.
+        while link is self._link and not link.is_broken and self.end is None:
+            link.flush()
+            if not link.is_congested_for(size):
+                return
+            _, writable = link.wait(_DRAIN_POLL_SECONDS, writable=True)
+            if not writable:
+                threading.Event().wait(0.001)  # Readable only: leave the reading to who does it.
+
+    def _ended(self) -> BaseException:
+        assert self.end is not None
+        return type(self.end)(*self.end.args)
+
+    # --- waiting
+
+    def drive_until(self, done: Callable[[], bool], condition: AnyCondition, timeout: Optional[float]) -> bool:
+        """Wait until `done()`; reads and dispatches in the calling thread if no other thread does.
+
+        Args:
+            done: Checked after each batch of messages.
+            condition: Notified by whoever makes `done()` true; or a function that makes it, called only if it is needed.
+            timeout: Seconds; None for ever.
+
+        Returns:
+            Whether it is done.
+        """
+        if done():
+            return True
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self.flush()
+        may_lead = self._poller.can_hand_over and self._link is not None and self._receive_lock.acquire(blocking=False)
+        if may_lead and self._lead(done, deadline):
+            return True
+        return self._follow(done, condition, deadline)
+
+    def _lead(self, done: Callable[[], bool], deadline: Optional[float]) -> bool:
+        """Read in this thread until done, too late, or the link is gone. Holds the receive lock and gives it back."""
+        poller = self._poller
+        link = self._link
+        is_at_work = False
+        try:
+            poller.set_read(False)
+            while link is not None and link is self._link and self.end is None:
+                is_at_work = True
+                self._dispatch()  # Also what an interrupted or outer call has left.
+                is_at_work = False
+                if done():
+                    return True
+                left = _LEAD_POLL_SECONDS
+                if deadline is not None:
+                    left = min(left, deadline - time.monotonic())
+                    if left <= 0:
+                        return False
+                readable, _ = link.wait(left)
+                if not readable:
+                    continue
+                is_at_work = True
+                events = link.receive()
+                if events:
+                    self._inbox.extend(events)
+                if link.wants_write:
+                    self._see_to_writing(link)
+            return done()
+        finally:
+            if is_at_work and link is not None:
+                self._cut()
+            poller.set_read(True)
+            self._receive_lock.release()
+
+    def _follow(self, done: Callable[[], bool], condition: AnyCondition, deadline: Optional[float]) -> bool:
+        if not isinstance(condition, threading.Condition):
+            condition = condition()
+        with condition:
+            while not done():
+                if deadline is None:
+                    condition.wait(_FOLLOW_SECONDS)
+                else:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        return False
+                    condition.wait(min(left, _FOLLOW_SECONDS))
+        return True
+
+    # --- dispatching, under the receive lock
+
+    def _dispatch(self) -> None:
+        """Tell everyone concerned what has arrived.
+
+        A callback may wait for another future and so come back here: it goes on with the same batch where the outer call stands.
+        """
+        inbox = self._inbox
+        pending = self._pending
+        while True:
+            results = self._results
+            if results is not None:
+                worker, iterator = results
+                has_partial_lines = self.output.partial
+                for task_id, status, payload, seconds in iterator:
+                    entry = pending.get(task_id)
+                    if entry is None:
+                        continue
+                    if has_partial_lines:
+                        self.output.task_ended(task_id)
+                    if type(entry) is tuple:
+                        entry[2].task_ended(task_id, status, payload, seconds, worker)
+                    else:
+                        entry.sink.task_ended(task_id, status, payload, seconds, worker)
+                        entry.payloads[task_id - entry.first] = None
+                    pending.pop(task_id, None)  # Only now: an interrupt in between makes it be submitted again.
+                if self._cancelling:
+                    self._cancelling = {task_id: None for task_id in self._cancelling if task_id in pending}
+                self._results = None
+            if not inbox:
+                return
+            event = inbox.popleft()
+            if type(event) is TaskResults:
+                self._results = (event.worker, iter(event.results))
+            else:
+                self._on_event(event)
+
+    def _on_event(self, event: Any) -> None:
+        kind = type(event)
+        if kind is MeshChanged:
+            self.workers = event.workers
+            self._on_workers(self, event.workers)
+        elif kind is TaskOutput:
+            self.output.add(event.task_id, event.stream, event.data, self._task_name(event.task_id), event.worker)
+        elif kind is TaskNotice:
+            logger.warning("%s", event.text)
+        elif kind is Answer:
+            question = self._questions.pop(event.number, None)
+            if question is not None:
+                question.answer(event.value, MeshError(event.error) if event.error else None)
+        elif kind is Closed:
+            self._on_lost(event.error or MeshUnavailableError(f"the coordinator closed the connection: {event.reason}"))
+
+    def _task_name(self, task_id: int) -> str:
+        entry = self._pending.get(task_id)
+        if entry is None:
+            return ""
+        handle: SpecHandle = entry[0] if type(entry) is tuple else entry.handle
+        return handle.name
+
+    # --- cancelling and asking
+
+    def cancel(self, task_ids: List[int]) -> None:
+        """Ask for the end of these tasks; each still ends at its sink, as CANCELLED or with a result that was faster."""
+        with self._lock:
+            ids = [task_id for task_id in task_ids if task_id in self._pending and task_id not in self._cancelling]
+            if not ids:
+                return
+            self._cancelling.update(dict.fromkeys(ids))
+            if self._link is not None:
+                self._send_lanes()
+                self._link.send([CancelTasks(ids)])
+                self._see_to_writing(self._link)
+
+    def is_pending(self, task_id: int) -> bool:
+        """Whether the task has not ended yet."""
+        return task_id in self._pending
+
+    @property
+    def pending_tasks(self) -> int:
+        """How many tasks have not ended yet."""
+        return len(self._pending)
+
+    def ask(self, what: str, arguments: Dict[str, Any], timeout: float) -> Any:
+        """Ask the coordinator and wait for the answer."""
+        question = _Question()
+        with self._lock:
+            if self.end is not None:
+                raise self._ended()
+            number = self._next_question
+            self._next_question += 1
+            self._questions[number] = question
+            link = self._link
+            if link is not None:
+                link.send([Query(number, what, arguments)])
+                self._see_to_writing(link)
+        if link is None:
+            question.answer(None, self._unreachable_now())
+        try:
+            is_answered = self.drive_until(question.answered, question.condition, timeout)
+        finally:
+            self._questions.pop(number, None)
+        if not is_answered:
+            raise MeshUnavailableError(
+                f"the coordinator at {self.address} did not answer the question {what!r} within {timeout:g} s"
+            )
+        if question.error is not None:
+            raise question.error
+        return question.value
+
+    def _unreachable_now(self) -> MeshUnavailableError:
+        return MeshUnavailableError(
+            f"the connection to the coordinator at {self.address} is lost at the moment; try again when it is back"
+        )
+
+    # --- the I/O thread
+
+    def _run(self) -> None:
+        try:
+            while self.end is None:
+                self._turn()
+        except BaseException as error:
+            logger.exception("the connection to %s ended by a defect of gpumesh", self.address)
+            self.close(MeshError(f"the client's own I/O failed: {error!r}"))
+        finally:
+            self._poller.close()
+            link = self._link
+            if link is not None:
+                link.release()
+
+    def _turn(self) -> None:
+        link = self._link
+        now = time.monotonic()
+        if link is None:
+            if now >= self._retry_at:
+                self._reconnect(now)
+                return
+            self._poller.wait(self._retry_at - now)
+            self._tell_failures()
+            return
+        self._poller.set_write(link.wants_write)
+        due = link.connection.next_deadline()
+        readable, writable, woken = self._poller.wait(None if due is None else max(0.0, due - now))
+        if self.end is not None or link is not self._link:
+            return
+        if woken:
+            self._is_woken = False
+            self.flush()
+            self._tell_failures()
+        if writable:
+            link.flush()
+        if (readable or self._inbox) and self._receive_lock.acquire(blocking=False):
+            try:
+                self._receive(link)
+            finally:
+                self._receive_lock.release()
+        if due is not None and time.monotonic() >= due:
+            events = link.on_time(time.monotonic())
+            if events:
+                with self._receive_lock:
+                    self._inbox.extend(events)
+                    self._dispatch()
+
+    def _receive(self, link: MeshLink) -> None:
+        self._dispatch()
+        for _ in range(_RECEIVE_TURNS):
+            if link is not self._link:
+                return
+            events = link.receive()
+            if events is None:
+                return
+            self._inbox.extend(events)
+            self._dispatch()
+
+    def _tell_failures(self) -> None:
+        """Tasks that ended on this side, told to their sinks."""
+        if not self._failures:
+            return
+        with self._receive_lock:
+            failures, self._failures = self._failures, []
+            for task_id, error in failures:
+                self._end_task(task_id, Status.REFUSED, error)
+
+    def _end_task(self, task_id: int, status: int, payload: Any) -> None:
+        entry = self._pending.pop(task_id, None)
+        if entry is not None:
+            sink: Sink = entry[2] if type(entry) is tuple else entry.sink
+            sink.task_ended(task_id, status, payload, 0.0, "")
+
+    # --- losing the coordinator and finding it again
+
+    def _cut(self) -> None:
+        """Give the connection up at once: what was in progress was interrupted. The I/O thread connects again."""
+        link = self._link
+        if link is not None:
+            link.is_broken = True
+            link.cut()
+            self._poller.wake()
+
+    def _on_lost(self, error: MeshError) -> None:
+        """The connection is over. Under the receive lock."""
+        with self._lock:
+            link, self._link = self._link, None
+            if link is None or self.end is not None:
+                return
+            self._poller.forget()
+            self._inbox.clear()
+            self._results = None
+            now = time.monotonic()
+            self._lost_at = self._retry_at = now
+            self._retry_delay = RECONNECT_FIRST_DELAY_SECONDS
+            questions, self._questions = self._questions, {}
+        link.close("lost")
+        link.release()
+        for question in questions.values():
+            question.answer(None, self._unreachable_now())
+        logger.warning("lost the coordinator at %s (%s); retrying for %g s", self.address, error, self._reconnect_timeout)
+        self._poller.wake()
+
+    def _reconnect(self, now: float) -> None:
+        """One attempt, on the I/O thread."""
+        left = self._lost_at + self._reconnect_timeout - now
+        try:
+            if left <= 0:
+                raise MeshUnavailableError("too late")
+            link, established, rest = dial(
+                self.address, token=self._token, timeout=min(self._connect_timeout, left), facts=local_facts()
+            )
+        except (AuthenticationError, VersionMismatchError) as error:
+            self._finish(error)
+            return
+        except MeshError as error:
+            if left <= self._retry_delay:
+                self._finish(
+                    MeshUnavailableError(
+                        f"the coordinator at {self.address} was lost and did not come back within {self._reconnect_timeout:g} s ({error}); "
+                        "start it again with `gpumesh serve` and submit again"
+                    )
+                )
+                return
+            self._retry_at = time.monotonic() + self._retry_delay * (
+                0.5 + os.urandom(1)[0] / 255
+            )  # Clients do not come back all at once.
+            self._retry_delay = min(2 * self._retry_delay, RECONNECT_MAX_DELAY_SECONDS)
+            return
+        with self._receive_lock:
+            self._resume(link, established.workers, rest)
+        self._on_workers(self, self.workers)
+
+    def _resume(self, link: MeshLink, workers: int, rest: List[Any]) -> None:
+        """Tell the coordinator everything again."""
+        at_most_once: List[Tuple[int, str]] = []
+        cancelled: List[int] = []
+        with self._lock:
+            if self.end is not None:
+                link.close("closed")
+                link.release()
+                return
+            self.workers = workers
+            unsent = {task_id for lane in self._lanes.values() for task_id in lane.ids}
+            for lane in self._lanes.values():
+                lane.ids, lane.payloads, lane.has_buffers = [], [], False
+            self._dirty = []
+            for task_id, entry in self._pending.items():
+                if type(entry) is tuple:
+                    handle, payload, _ = entry
+                else:
+                    handle, payload = entry.handle, entry.payloads[task_id - entry.first]
+                if task_id in self._cancelling:
+                    cancelled.append(task_id)
+                    continue
+                if handle.spec.retries == 0 and task_id not in unsent:
+                    at_most_once.append((task_id, handle.name))
+                    continue
+                lane = self._lane(handle)
+                if not lane.ids:
+                    self._dirty.append(lane)
+                lane.ids.append(task_id)
+                lane.payloads.append(payload)
+                lane.has_buffers = lane.has_buffers or type(payload) is not bytes
+            self._cancelling = {}
+            link.send([RegisterClient(self.client, self._name)])
+            self._inbox.extend(rest)
+            self._link = link
+            self._poller.watch(link.sock)
+            self._send_lanes()
+        logger.warning("the coordinator at %s is back", self.address)
+        for task_id, name in at_most_once:
+            error = MeshUnavailableError(
+                f"the coordinator was lost while task {show_task(TaskId(task_id))} ({name}) may have been running; retries=0 means "
+                "at most once, so it is not started again"
+            )
+            self._end_task(task_id, Status.LOST, error)
+        for task_id in cancelled:
+            self._end_task(task_id, Status.CANCELLED, {"reason": ""})
+
+    # --- the end
+
+    def _finish(self, error: BaseException) -> None:
+        """Everything pending ends with `error`. The receive lock must be free or this thread's."""
+        with self._lock:
+            if self.end is not None:
+                return
+            self.end = error
+            link = self._link
+            questions, self._questions = self._questions, {}
+        if link is not None:
+            link.close("closed")
+        self._poller.wake()
+        for question in questions.values():
+            question.answer(None, error)
+        has_lock = self._receive_lock.acquire(timeout=_CLOSE_SECONDS)
+        try:
+            self._inbox.clear()
+            self._results = None
+            for task_id in list(self._pending):
+                self._end_task(task_id, Status.LOST, error)
+        finally:
+            if has_lock:
+                self._receive_lock.release()
+
+    def close(self, error: Optional[BaseException] = None) -> None:
+        """End everything; pending sinks end with `error`. Idempotent."""
+        self._finish(error or MeshClosedError("the mesh was closed"))
+        thread = self._thread
+        if thread is None:
+            self._poller.close()
+        elif thread is not threading.current_thread():
+            thread.join(_CLOSE_SECONDS)
+
+    def abandon(self) -> List[Tuple[int, Sink]]:
+        """In a forked child: let go of what belongs to the parent, without a word on its socket; returns what was pending."""
+        self.end = MeshClosedError("this mesh connection belongs to the process that was forked")
+        if self._link is not None:
+            self._link.release()
+        self._poller.release()
+        return [(task_id, entry[2] if type(entry) is tuple else entry.sink) for task_id, entry in self._pending.items()]
+
+
+def _in_messages(number: int, ids: List[int], payloads: List[Any]) -> Iterator[SubmitTasks]:
+    """Tasks as messages of bounded size; a large one goes alone so that small ones need not wait behind it."""
+    first = size = 0
+    for position, payload in enumerate(payloads):
+        own = len(payload) if type(payload) is bytes else payload.nbytes
+        if position > first and (position - first >= BATCH_TASKS or size + own > BATCH_BYTES):
+            yield SubmitTasks(number, ids[first:position], payloads[first:position])
+            first, size = position, 0
+        size += own
+    if first < len(ids):
+        yield SubmitTasks(number, ids[first:], payloads[first:])

@@ -1,0 +1,467 @@
+"""One socket to one coordinator: moves bytes between it and a protocol Connection; decides nothing.
+
+Sending and receiving may happen on different threads at once. `lock` guards the Connection and the order of what is written;
+whoever calls `receive` must be the only one (client.channel's receive lock).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import selectors
+import socket
+import sys
+import threading
+import time
+from typing import Any, List, Optional, Tuple
+
+from gpumesh.config import BULK_MESSAGE_BYTES, MIB, OUTBOX_PAUSE_BYTES
+from gpumesh.errors import MeshError, MeshUnavailableError
+from gpumesh.network.address import Address
+from gpumesh.protocol.auth import NONCE_BYTES
+from gpumesh.protocol.connection import Closed, Connection, Established, PeerFacts
+from gpumesh.version import __version__
+
+_MAX_PARTS = 512  # Buffers handed to one sendmsg; systems allow 1024.
+_UNSENT_KERNEL_BYTES = 512 * 1024  # Kept in the kernel's queue: on a slow link a heartbeat waits behind this at most.
+_WRITE_TURN_BYTES = 16 * MIB  # Written under one hold of the lock.
+_READ, _WRITE = 1, 2
+_IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EWOULDBLOCK))
+
+
+class MeshLink:
+    """A connected socket and its Connection."""
+
+    def __init__(self, sock: socket.socket, connection: Connection) -> None:
+        self.sock = sock
+        self.connection = connection
+        self.lock = threading.Lock()
+        self.wants_write = False  # The socket is full: whoever waits for it must call `flush` when it is writable.
+        self.is_broken = False
+        self._parts: List[Any] = []  # Taken from the connection, not yet by the socket.
+        self._backlog = 0  # Bytes of these.
+        self._poll = _SocketPoll(sock)
+
+    # --- sending
+
+    def send(self, messages: List[Any]) -> None:
+        """Queue messages and write what the socket takes at once.
+
+        Raises:
+            ProtocolError: One of them cannot be put on the wire; those before it are queued.
+        """
+        with self.lock:
+            try:
+                for message in messages:
+                    self.connection.send(message)
+            finally:
+                self._write()
+
+    def flush(self) -> None:
+        """Write what the socket takes."""
+        with self.lock:
+            self._write()
+
+    def is_congested_for(self, size: int) -> bool:
+        """Whether so much waits for the socket that nobody should add `size` bytes to it."""
+        if not self.wants_write:
+            return False
+        if self._backlog + self.connection.bytes_waiting > OUTBOX_PAUSE_BYTES:
+            return True
+        return size > BULK_MESSAGE_BYTES and self.connection.has_bulk
+
+    def _write(self) -> None:
+        connection = self.connection
+        budget = _WRITE_TURN_BYTES
+        while not self.is_broken:
+            parts = self._parts
+            if not parts:
+                parts = connection.data_to_send()
+                if not parts:
+                    self.wants_write = False
+                    return
+                self._backlog = sum(map(len, parts))
+            try:
+                if len(parts) == 1:
+                    sent = self.sock.send(parts[0])
+                else:
+                    sent = _send_parts(self.sock, parts)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                self.is_broken = True  # The receiving side reads why.
+                self._parts = []
+                return
+            self._backlog -= sent
+            budget -= sent
+            if not self._backlog:
+                self._parts = []
+                if budget > 0:
+                    continue
+                self.wants_write = connection.has_data
+                return  # The receiving side needs the lock as well.
+            self._parts = _after(parts, sent)
+            if sent == 0:
+                self.wants_write = True
+                return
+
+    # --- receiving
+
+    def receive(self) -> Optional[List[Any]]:
+        """Events from one read; None when there is nothing to read. The last event ever is Closed."""
+        connection = self.connection
+        buffer = connection.get_buffer()
+        try:
+            count = self.sock.recv_into(buffer)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError:
+            count = 0
+        with self.lock:
+            if count:
+                events = connection.buffer_updated(count, time.monotonic())
+            else:
+                events = connection.receive_eof(time.monotonic())
+            if connection.has_data:
+                self._write()
+        return events
+
+    def on_time(self, now: float) -> List[Any]:
+        """Heartbeats and deadlines that are due."""
+        with self.lock:
+            events = self.connection.on_time(now)
+            self._write()
+        return events
+
+    def wait(self, timeout: Optional[float], *, writable: bool = False) -> Tuple[bool, bool]:
+        """Block until the socket is readable (or, if asked, writable); (readable, writable)."""
+        return self._poll.wait(timeout, writable)
+
+    def close(self, reason: str = "") -> None:
+        """Say goodbye as far as the socket takes it without waiting; a thread blocked in `wait` wakes up."""
+        with self.lock:
+            self.connection.close(reason)
+            if not self._parts:
+                self._parts = self.connection.data_to_send(bulk=False)
+                self._backlog = sum(map(len, self._parts))
+            if self._parts and not self.is_broken:
+                self._write()
+            self.is_broken = True
+            self._parts = []
+        self.cut()
+
+    def cut(self) -> None:
+        """End both directions; the file descriptor stays until nobody can be waiting for it (`release`)."""
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def release(self) -> None:
+        """Give the file descriptor back."""
+        self.sock.close()
+
+
+def _send_parts(sock: socket.socket, parts: List[Any]) -> int:
+    if hasattr(sock, "sendmsg"):
+        return sock.sendmsg(parts[:_MAX_PARTS])
+    return sock.send(parts[0])
+
+
+def _after(parts: List[Any], sent: int) -> List[Any]:
+    """What is left of `parts` once their first `sent` bytes are gone."""
+    for index, part in enumerate(parts):
+        size = len(part)
+        if sent < size:
+            return [memoryview(part)[sent:], *parts[index + 1 :]]
+        sent -= size
+    return []
+
+
+class _SocketPoll:
+    """Waiting for one socket, by the cheapest call that the platform has."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._read: Any = None
+        if hasattr(select, "poll"):
+            self._read = select.poll()
+            self._read.register(sock, select.POLLIN)
+            self._both = select.poll()
+            self._both.register(sock, select.POLLIN | select.POLLOUT)
+
+    def wait(self, timeout: Optional[float], writable: bool) -> Tuple[bool, bool]:
+        if self._read is None:
+            watch = [self._sock]
+            readable, can_write, failed = select.select(watch, watch if writable else [], watch, timeout)
+            return bool(readable or failed), bool(can_write)
+        poll = self._both if writable else self._read
+        ready = poll.poll(None if timeout is None else max(0.0, timeout) * 1000)
+        if not ready:
+            return False, False
+        mask = ready[0][1]
+        return bool(mask & ~select.POLLOUT), bool(mask & select.POLLOUT)
+
+
+# --- connecting
+
+
+def dial(address: Address, *, token: str, timeout: float, facts: PeerFacts) -> Tuple[MeshLink, Established, List[Any]]:
+    """Connect and shake hands in the calling thread; name look-up, connection and handshake share `timeout`.
+
+    Returns:
+        The link, what the handshake told, and messages that came right behind it.
+
+    Raises:
+        MeshUnavailableError: Nobody answers there.
+        AuthenticationError, VersionMismatchError, ProtocolError: Somebody does, but not as a coordinator of this mesh.
+    """
+    deadline = time.monotonic() + timeout
+    sock = _connect(address, deadline, timeout)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_KERNEL_BYTES)
+        connection = Connection.dial(
+            role="client", token=token, nonce=os.urandom(NONCE_BYTES), now=time.monotonic(), facts=facts
+        )
+        link = MeshLink(sock, connection)
+        established, rest = _shake_hands(link, address, deadline, timeout)
+    except BaseException:
+        sock.close()
+        raise
+    return link, established, rest
+
+
+def _shake_hands(link: MeshLink, address: Address, deadline: float, timeout: float) -> Tuple[Established, List[Any]]:
+    link.flush()
+    while True:
+        now = time.monotonic()
+        if now >= deadline:
+            raise MeshUnavailableError(
+                f"{address} accepted the connection but did not answer within {timeout:g} s; is a gpumesh coordinator running there?"
+            )
+        due = link.connection.next_deadline()
+        readable, writable = link.wait(min(deadline, due or deadline) - now, writable=link.wants_write)
+        if writable:
+            link.flush()
+        events = link.receive() if readable else link.on_time(time.monotonic())
+        for position, event in enumerate(events or ()):
+            if type(event) is Established:
+                return event, (events or [])[position + 1 :]
+            if type(event) is Closed:
+                link.flush()
+                raise _at(address, event)
+
+
+def _at(address: Address, closed: Closed) -> MeshError:
+    """Why the handshake failed, with the address in front."""
+    if closed.error is None:
+        return MeshUnavailableError(f"{address} closed the connection: {closed.reason}")
+    return type(closed.error)(f"{address}: {closed.error}")
+
+
+def _connect(address: Address, deadline: float, timeout: float) -> socket.socket:
+    candidates = _resolve(address, deadline, timeout)
+    error: Optional[OSError] = None
+    for position, (family, kind, protocol, _, target) in enumerate(candidates):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        if position + 1 < len(candidates):
+            left = max(left / 2, min(left, 0.25))  # Leaves time for the next address when this one swallows packets.
+        try:
+            return _connect_one(socket.socket(family, kind, protocol), target, left)
+        except OSError as failure:
+            error = failure
+    if error is None or isinstance(error, TimeoutError) or error.errno is None:
+        raise MeshUnavailableError(
+            f"no answer from {address} within {timeout:g} s; check the address, the network and the firewall, "
+            "and that `gpumesh serve` runs there"
+        )
+    if error.errno == errno.ECONNREFUSED:
+        raise MeshUnavailableError(
+            f"nothing listens at {address}; start a coordinator there with `gpumesh serve`, or check the port"
+        )
+    raise MeshUnavailableError(f"cannot connect to {address}: {os.strerror(error.errno)}; check the address and the network")
+
+
+def _connect_one(sock: socket.socket, target: Any, timeout: float) -> socket.socket:
+    try:
+        sock.setblocking(False)
+        code = sock.connect_ex(target)
+        if code not in _IN_PROGRESS:
+            raise OSError(code, os.strerror(code))
+        if code:
+            with selectors.DefaultSelector() as selector:
+                selector.register(sock, selectors.EVENT_WRITE)
+                if not selector.select(timeout):
+                    raise TimeoutError
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                raise OSError(code, os.strerror(code))
+        if sock.getsockname() == sock.getpeername():
+            # A free port of the ephemeral range can be connected to itself.
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _resolve(address: Address, deadline: float, timeout: float) -> List[Any]:
+    """Addresses to try. A name is looked up on a thread of its own, as the system's resolver knows no timeout."""
+    try:
+        return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (socket.gaierror, UnicodeError):
+        pass
+    found: List[Any] = []
+    failure: List[str] = []
+
+    def look_up() -> None:
+        try:
+            found.extend(socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            failure.append(error.strerror or str(error) if isinstance(error, OSError) else str(error))
+
+    thread = threading.Thread(target=look_up, name="gpumesh-resolve", daemon=True)
+    thread.start()
+    thread.join(max(0.0, deadline - time.monotonic()))
+    if failure:
+        raise MeshUnavailableError(
+            f"the host name {address.host!r} cannot be resolved ({failure[0]}); check its spelling and the DNS"
+        )
+    if not found:
+        raise MeshUnavailableError(
+            f"the host name {address.host!r} was not resolved within {timeout:g} s; use an IP address or check the DNS"
+        )
+    return found
+
+
+# --- the I/O thread's waiting
+
+
+class Poller:
+    """What the I/O thread sleeps in: one socket, and a wake-up from other threads.
+
+    `can_hand_over` says whether another thread may switch the watching of reads off and on while the I/O thread sleeps.
+    """
+
+    def __init__(self) -> None:
+        self.can_hand_over = hasattr(select, "epoll")
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._wake_fd = self._reader.fileno()
+        self._fd = -1
+        self._mask = 0
+        self._mask_lock = threading.Lock()
+        self._sock: Optional[socket.socket] = None
+        if self.can_hand_over:
+            self._epoll = select.epoll()
+            self._epoll.register(self._wake_fd, select.EPOLLIN)
+        else:
+            self._selector = selectors.DefaultSelector()
+            self._selector.register(self._reader, selectors.EVENT_READ)
+
+    def wake(self) -> None:
+        """Make `wait` return soon. From any thread."""
+        try:
+            self._writer.send(b"\0")
+        except OSError:
+            pass  # Full: it is being woken already. Closed: nobody sleeps there any more.
+
+    def watch(self, sock: socket.socket) -> None:
+        """Watch this socket for reads."""
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._mask = _READ
+        if self.can_hand_over:
+            self._epoll.register(self._fd, select.EPOLLIN)
+        else:
+            self._selector.register(sock, selectors.EVENT_READ)
+
+    def forget(self) -> None:
+        """Watch no socket; call it before the socket is closed."""
+        if self._fd < 0:
+            return
+        with self._mask_lock:
+            fd, self._fd = self._fd, -1
+        try:
+            if self.can_hand_over:
+                self._epoll.unregister(fd)
+            elif self._sock is not None:
+                self._selector.unregister(self._sock)
+        except (OSError, ValueError, KeyError):
+            pass
+
+    def set_read(self, on: bool) -> None:
+        """Watch for reads or not."""
+        self._change(_READ, on)
+
+    def set_write(self, on: bool) -> None:
+        """Watch for room to write or not."""
+        if bool(self._mask & _WRITE) != on:
+            self._change(_WRITE, on)
+
+    def _change(self, bit: int, on: bool) -> None:
+        with self._mask_lock:
+            mask = self._mask | bit if on else self._mask & ~bit
+            if mask == self._mask or self._fd < 0:
+                return
+            self._mask = mask
+            if self.can_hand_over:
+                self._epoll.modify(
+                    self._fd, (select.EPOLLIN if mask & _READ else 0) | (select.EPOLLOUT if mask & _WRITE else 0)
+                )
+            elif self._sock is not None:
+                self._selector.modify(self._sock, mask)  # _READ and _WRITE are the selectors' own numbers.
+
+    def wait(self, timeout: Optional[float]) -> Tuple[bool, bool, bool]:
+        """(readable, writable, woken); a broken socket is readable."""
+        readable = writable = woken = False
+        if self.can_hand_over:
+            for fd, events in self._epoll.poll(timeout):
+                if fd == self._wake_fd:
+                    woken = True
+                elif fd == self._fd:
+                    writable = bool(events & select.EPOLLOUT)
+                    readable = bool(events & ~select.EPOLLOUT)
+        else:
+            for key, mask in self._selector.select(timeout):
+                if key.fileobj is self._reader:
+                    woken = True
+                else:
+                    readable, writable = bool(mask & _READ), bool(mask & _WRITE)
+        if woken:
+            try:
+                self._reader.recv(4096)
+            except OSError:
+                pass
+        return readable, writable, woken
+
+    @property
+    def is_watching_write(self) -> bool:
+        """Whether `wait` returns when there is room to write."""
+        return bool(self._mask & _WRITE)
+
+    def close(self) -> None:
+        """Give all file descriptors back."""
+        self.forget()
+        self.release()
+
+    def release(self) -> None:
+        """The same without changing what the kernel watches: in a forked child that is still the parent's."""
+        if self.can_hand_over:
+            self._epoll.close()
+        else:
+            self._selector.close()
+        self._reader.close()
+        self._writer.close()
+
+
+def local_facts() -> PeerFacts:
+    """What this side says of itself in the handshake."""
+    return PeerFacts(__version__, f"{sys.version_info[0]}.{sys.version_info[1]}", sys.platform)

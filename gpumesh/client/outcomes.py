@@ -1,0 +1,117 @@
+"""How the end of a task reads to the person who called it: status and details to one exception."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any, Dict, List
+
+from gpumesh.errors import (
+    MeshError,
+    NoSuitableWorkerError,
+    TaskCancelledError,
+    TaskTimeoutError,
+    WorkerCrashedError,
+)
+from gpumesh.model.ids import TaskId, show_task
+from gpumesh.model.outcomes import Status
+from gpumesh.model.resources import show_bytes
+
+_SHOWN_STDERR_LINES = 5
+
+
+def exception_for(status: int, payload: Any, *, name: str, task_id: int, worker: str) -> BaseException:
+    """The exception that a task which did not end well raises in its caller.
+
+    Args:
+        status: A `Status` other than OK.
+        payload: What came with it: the exception's payload, a dict of details, or the exception itself.
+        name: The function's name.
+        task_id: The task.
+        worker: Where the last attempt ran, "" when nowhere.
+    """
+    if isinstance(payload, BaseException):
+        return payload
+    if status in (Status.RAISED, Status.RETRYABLE):
+        from gpumesh.serialization.exceptions import load_exception
+
+        return load_exception(payload)
+    details: Dict[str, Any] = dict(payload) if isinstance(payload, dict) else {}
+    where = str(details.get("worker") or worker)
+    task = f"task {show_task(TaskId(task_id))} ({name})" if name else f"task {show_task(TaskId(task_id))}"
+    reason = str(details.get("reason") or "")
+    if status in (Status.CRASHED, Status.LOST):
+        return _crash(status, details, task=task, where=where, reason=reason)
+    if status == Status.TIMED_OUT:
+        limit = details.get("seconds")
+        ran = (
+            f"ran longer than its limit of {limit:g} s"
+            if isinstance(limit, (int, float)) and limit
+            else "ran longer than its limit"
+        )
+        return TaskTimeoutError(f"{task} {ran}{_on(where)} and was ended; give it more with options(timeout=...)")
+    if status == Status.CANCELLED:
+        return TaskCancelledError(f"{task} was cancelled{': ' + reason if reason else ''}")
+    if status == Status.INFEASIBLE:
+        return NoSuitableWorkerError(
+            reason or f"{task} requires what no worker has; ask for less, or join a machine that has it"
+        )
+    return MeshError(f"{task} was refused by the coordinator: {reason or 'no reason given'}")
+
+
+def _crash(status: int, details: Dict[str, Any], *, task: str, where: str, reason: str) -> WorkerCrashedError:
+    attempts = details.get("attempts")
+    tries: List[Dict[str, Any]] = []
+    if isinstance(attempts, (list, tuple)):
+        tries = [dict(attempt) for attempt in attempts if isinstance(attempt, dict)]
+    if not tries:
+        tries = [{key: details[key] for key in ("worker", "exit", "reason", "stderr", "memory_bytes") if key in details}]
+        tries[0].setdefault("worker", where)
+    code = details.get("exit")
+    if status == Status.LOST:
+        what = f"{task} lost its worker{' ' + where if where else ''}"
+        what += f" ({reason})" if reason else ""
+    else:
+        what = f"{task} died{_on(where)}: the process {_ended(code, reason)}"
+    memory = details.get("memory_bytes")
+    if isinstance(memory, (int, float)) and memory > 0:
+        what += f", last seen with {show_bytes(memory)} of memory"
+    if code == -9 and "memory" not in reason:
+        what += "; probably out of memory, if nobody killed it by hand"
+    if len(tries) > 1:
+        what += f"; {len(tries)} attempts"
+    tail = _tail(details.get("stderr"))
+    if tail:
+        what += "; its last lines on stderr:\n" + tail
+    error = WorkerCrashedError(what)
+    error.attempts = tries
+    return error
+
+
+def _ended(code: Any, reason: str) -> str:
+    """`exited with code 3`, `was killed by SIGKILL`, and the reason if one is known."""
+    told = f" ({reason})" if reason else ""
+    if not isinstance(code, int):
+        return "ended" + told
+    if code >= 0:
+        return f"exited with code {code}{told}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed by {name}{told}"
+
+
+def _on(where: str) -> str:
+    return f" on {where}" if where else ""
+
+
+def _tail(stderr: Any) -> str:
+    if isinstance(stderr, bytes):
+        stderr = stderr.decode("utf-8", "replace")
+    if isinstance(stderr, (list, tuple)):
+        lines = [str(line) for line in stderr]
+    elif isinstance(stderr, str):
+        lines = stderr.splitlines()
+    else:
+        return ""
+    return "\n".join(f"  {line}" for line in lines[-_SHOWN_STDERR_LINES:] if line.strip())

@@ -1,0 +1,366 @@
+"""Which coordinator a client's tasks go to: the mesh it was given, or this machine when there is none. No futures, no functions.
+
+first use ── connects ──> remote ── has no workers ──> local (until it has some)
+    │                        └── lost for good ──> the next use starts over
+    └── nobody answers, no address ──> local for good, after one warning
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import threading
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+
+from gpumesh.client.channel import AnyCondition, Channel, Sink, SpecHandle
+from gpumesh.client.output import OutputHook
+from gpumesh.config import CONNECT_SECONDS, RECONNECT_SECONDS
+from gpumesh.errors import MeshClosedError, MeshError, MeshUnavailableError
+from gpumesh.model.outcomes import Status
+from gpumesh.model.payloads import Payload
+from gpumesh.model.tasks import TaskSpec
+from gpumesh.network.address import parse_address
+
+__all__ = ["LocalMesh", "Session", "Sink", "SpecHandle"]
+
+logger = logging.getLogger("gpumesh")
+
+JOINING_WORKER_SECONDS = 1.0  # A mesh without workers is given this long: one that was just started joins in 0.3 s.
+LOCAL_RECONNECT_SECONDS = 2.0  # A coordinator on this machine that is gone does not come back.
+
+
+class LocalMesh(Protocol):
+    """A coordinator and workers on this machine, as runtime.embedded starts them."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+
+    @property
+    def token(self) -> str:
+        """Its secret."""
+
+    def close(self) -> None:
+        """End its processes."""
+
+
+class Session:
+    """One client's connection to a mesh, made on first use.
+
+    Args:
+        url: The coordinator's address; None: there is none, so tasks run on this machine.
+        token: The mesh's secret.
+        connect_timeout: Seconds for name look-up, connection and handshake together.
+        reconnect_timeout: Seconds to look for a lost coordinator before what was pending fails.
+        fallback: Whether tasks run on this machine when the mesh cannot be reached or has no workers.
+        start_local: Starts the mesh for that.
+        name: For people who look at the coordinator; made up if empty.
+        is_own_mesh: The mesh at `url` was started by this process for itself: its workers join in a moment, never fall back.
+
+    Raises:
+        ValueError: `url` is not an address.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: Optional[str],
+        token: Optional[str],
+        connect_timeout: float = CONNECT_SECONDS,
+        reconnect_timeout: float = RECONNECT_SECONDS,
+        fallback: bool = True,
+        start_local: Callable[[], LocalMesh],
+        name: str = "",
+        is_own_mesh: bool = False,
+    ) -> None:
+        self.address = parse_address(url) if url is not None else None
+        self._token = token or ""
+        self._connect_timeout = connect_timeout
+        self._reconnect_timeout = reconnect_timeout
+        self._fallback = fallback
+        self._start_local = start_local
+        self._name = name
+        self._is_own_mesh = is_own_mesh
+        self._channel: Optional[Channel] = None  # Where tasks go now; None: decide again.
+        self._remote: Optional[Channel] = None
+        self._local: Optional[Channel] = None
+        self._local_mesh: Optional[LocalMesh] = None
+        self._is_given_up = False  # Nobody answered at the address: this machine from now on.
+        self._closed: Optional[BaseException] = None
+        self._handles: Dict[Tuple[TaskSpec, str], SpecHandle] = {}
+        self._on_output: Optional[OutputHook] = None
+        self._inherited: List[Tuple[int, Sink]] = []  # Pending in the process that was forked.
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        _sessions.add(self)
+
+    # --- what the rest of the client calls
+
+    def define(self, exported: Any, spec: TaskSpec) -> SpecHandle:
+        """The handle for one function with one set of options; sent to the coordinator with its first task."""
+        key = (spec, exported.name)
+        handle = self._handles.get(key)
+        if handle is None:
+            with self._lock:
+                handle = self._handles.get(key)
+                if handle is None:
+                    handle = self._handles[key] = SpecHandle(len(self._handles) + 1, spec, exported, self)
+        return handle
+
+    def submit(self, handle: SpecHandle, payload: Payload, sink: Sink) -> int:
+        """Send a task; connects on first use. Returns its id.
+
+        Raises:
+            MeshUnavailableError: Nobody answers (or no worker is there) and there is no fallback.
+            AuthenticationError, VersionMismatchError, ProtocolError: Somebody else answers.
+            MeshClosedError: The session is closed.
+        """
+        channel = self._channel
+        if channel is None:
+            channel = self._choose()
+        try:
+            return channel.submit(handle, payload, sink)
+        except MeshError:
+            if channel.end is None or self._closed is not None:
+                raise
+        return self._choose().submit(handle, payload, sink)
+
+    def submit_many(self, handle: SpecHandle, payloads: List[Payload], sink: Sink) -> int:
+        """Send tasks that share one sink; returns the first id, the others follow it. Raises as `submit`.
+
+        The list belongs to the session from now on.
+        """
+        channel = self._channel
+        if channel is None:
+            channel = self._choose()
+        try:
+            return channel.submit_many(handle, payloads, sink)
+        except MeshError:
+            if channel.end is None or self._closed is not None:
+                raise
+        return self._choose().submit_many(handle, payloads, sink)
+
+    def flush(self) -> None:
+        """Send what is queued, from the calling thread."""
+        for channel in self._channels():
+            channel.flush()
+
+    def drive_until(self, done: Callable[[], bool], condition: AnyCondition, timeout: Optional[float] = None) -> bool:
+        """Wait until `done()`, which a sink makes true and then notifies `condition`; True when it is.
+
+        The calling thread does the socket's work meanwhile if no other thread does. Safe from a callback.
+        """
+        if self._inherited:
+            self._end_inherited()
+        busy = self._channel
+        if busy is None or (self._remote is not None and self._local is not None):
+            channels = [channel for channel in self._channels() if channel.pending_tasks]
+            if len(channels) != 1:
+                return _wait(done, condition, timeout, channels)
+            busy = channels[0]
+        return busy.drive_until(done, condition, timeout)
+
+    def cancel(self, task_ids: Sequence[int]) -> None:
+        """Ask for the end of these tasks, running or not. Each still ends at its sink."""
+        ids = list(task_ids)
+        for channel in self._channels():
+            channel.cancel(ids)
+
+    def query(self, what: str, arguments: Optional[Dict[str, Any]] = None, timeout: float = 5.0) -> Any:
+        """Ask the coordinator about `what` ("workers", ...); connects on first use. Raises as `submit`."""
+        with self._lock:
+            channel = self._reach_remote() or self._choose()
+        return channel.ask(what, arguments or {}, timeout)
+
+    def close(self, error: Optional[BaseException] = None) -> None:
+        """End the session; what is pending ends with `error`, or MeshClosedError. Idempotent."""
+        with self._lock:
+            if self._closed is not None:
+                return
+            reason = self._closed = error or MeshClosedError("the mesh was closed")
+            self._channel = None
+            channels = self._channels()
+            local, self._local_mesh = self._local_mesh, None
+        _sessions.discard(self)
+        for channel in channels:
+            channel.close(reason)
+        if local is not None:
+            local.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed is not None
+
+    @property
+    def is_local_fallback(self) -> bool:
+        """Whether tasks run on this machine because the mesh cannot take them."""
+        return self._channel is not None and self._channel is self._local
+
+    @property
+    def on_output(self) -> Optional[OutputHook]:
+        """Called with (task name, worker, stream, line) instead of printing what tasks print."""
+        return self._on_output
+
+    @on_output.setter
+    def on_output(self, hook: Optional[OutputHook]) -> None:
+        self._on_output = hook
+        for channel in self._channels():
+            channel.output.hook = hook
+
+    # --- the choice
+
+    def _channels(self) -> List[Channel]:
+        return [channel for channel in (self._remote, self._local) if channel is not None]
+
+    def _choose(self) -> Channel:
+        """Where tasks go from now on."""
+        with self._lock:
+            channel = self._channel
+            if channel is not None and channel.end is None:
+                return channel
+            remote = self._reach_remote()
+            if remote is None:
+                return self._use_local("")
+            if remote.workers or self._is_own_mesh or remote.wait_for_workers(JOINING_WORKER_SECONDS):
+                self._channel = remote
+                return remote
+            problem = f"the mesh at {self.address} has no workers"
+            if not self._fallback:
+                raise MeshUnavailableError(f"{problem}; add one with `gpumesh join`")
+            return self._use_local(problem)
+
+    def _reach_remote(self) -> Optional[Channel]:
+        """The connection to the mesh; None when this machine stands in for it. Under the lock."""
+        if self._closed is not None:
+            raise MeshClosedError("the mesh was closed; make a new one")
+        if self._remote is not None and self._remote.end is None:
+            return self._remote
+        self._remote = None
+        if self._is_given_up:
+            return None
+        try:
+            if self.address is None:
+                raise MeshUnavailableError(
+                    "no mesh is configured: no address given, none in GPUMESH_URL, none saved by `gpumesh join`"
+                )
+            self._remote = self._open(str(self.address), self._token, self._reconnect_timeout)
+        except MeshUnavailableError as error:
+            if not self._fallback:
+                raise
+            self._is_given_up = True
+            self._warn_local(str(error))
+        return self._remote
+
+    def _use_local(self, problem: str) -> Channel:
+        """Tasks go to a mesh on this machine. Under the lock."""
+        if problem:
+            self._warn_local(problem)
+        local = self._local
+        if local is None or local.end is not None:
+            if self._local_mesh is not None:
+                self._local_mesh.close()
+            mesh = self._local_mesh = self._start_local()
+            local = self._local = self._open(mesh.url, mesh.token, LOCAL_RECONNECT_SECONDS)
+        self._channel = local
+        return local
+
+    def _warn_local(self, problem: str) -> None:
+        logger.warning("%s; running on this machine instead", problem)
+
+    def _open(self, url: str, token: str, reconnect_timeout: float) -> Channel:
+        channel = Channel(
+            parse_address(url),
+            token,
+            name=self._name or _client_name(),
+            connect_timeout=self._connect_timeout,
+            reconnect_timeout=reconnect_timeout,
+            on_workers=self._workers_changed,
+        )
+        channel.output.hook = self._on_output
+        try:
+            channel.connect()
+        except BaseException as error:
+            channel.close(error)
+            raise
+        return channel
+
+    def _workers_changed(self, channel: Channel, workers: int) -> None:
+        """The mesh lost its last worker or got its first: the next task decides anew. Under a receive lock, so no lock here."""
+        if channel is self._remote and not self._is_own_mesh and (workers > 0) != (self._channel is channel):
+            self._channel = None
+
+    # --- a forked child
+
+    def _after_fork(self) -> None:
+        """Nothing of the parent's connection works here: its socket and its I/O thread are the parent's."""
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        inherited: List[Tuple[int, Sink]] = []
+        for channel in self._channels():
+            inherited.extend(channel.abandon())
+        self._inherited = inherited
+        self._channel = self._remote = None
+        local, self._local, self._local_mesh = self._local_mesh, None, None
+        if local is not None:
+            mesh = local  # The parent's to close; used by this process as any other mesh.
+            self._start_local = lambda: _Borrowed(mesh.url, mesh.token)
+        for handle in self._handles.values():
+            handle.lane = None
+
+    def _end_inherited(self) -> None:
+        """What was pending when the process forked ends in the child: its results go to the parent."""
+        inherited, self._inherited = self._inherited, []
+        for task_id, sink in inherited:
+            error = MeshClosedError(
+                "this task was submitted by the parent of this process, which gets its result; submit it again here"
+            )
+            sink.task_ended(task_id, Status.LOST, error, 0.0, "")
+
+
+class _Borrowed:
+    """A local mesh that belongs to the parent process."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url
+        self.token = token
+
+    def close(self) -> None:
+        """The parent ends it."""
+
+
+def _wait(done: Callable[[], bool], condition: AnyCondition, timeout: Optional[float], channels: List[Channel]) -> bool:
+    """Wait while the I/O threads do the work: two meshes are busy, or none."""
+    for channel in channels:
+        channel.flush()
+    if not isinstance(condition, threading.Condition):
+        condition = condition()
+    with condition:
+        return condition.wait_for(done, timeout)
+
+
+def _client_name() -> str:
+    user = os.environ.get("USER") or os.environ.get("USERNAME") or "client"
+    return f"{user}@{socket.gethostname()}:{os.getpid()}"
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """At interpreter exit: no process of a local mesh is left, and the coordinator hears a goodbye."""
+    for session in list(_sessions):
+        session.close(MeshClosedError("the interpreter is exiting"))
+
+
+def _after_fork_in_child() -> None:
+    for session in list(_sessions):
+        session._after_fork()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
