@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 GPU_KINDS = ("cuda", "mps", "rocm", "gpu")
 _UNITS = {
@@ -76,17 +76,50 @@ def facts_from_wire(fields: Any) -> WorkerFacts:
         ValueError: Not the shape of facts, or a score or slot count out of range.
     """
     try:
-        facts = WorkerFacts(*fields)
-        devices = tuple(DeviceFacts(*device) for device in facts.devices)
+        facts = WorkerFacts(*fields[: len(WorkerFacts._fields)])  # A newer peer may tell more.
+        plain: Any = facts.devices
+        devices = tuple(DeviceFacts(*device[: len(DeviceFacts._fields)]) for device in plain)
         tags = tuple((str(name), str(value)) for name, value in facts.tags)
         facts = facts._replace(devices=devices, tags=tags, score=float(facts.score))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"these are not worker facts: {error}") from None
+    _check_fields(facts, text=("hostname", "python", "platform", "gpumesh", "problem"), counts=("cores", "memory", "pid"))
+    for device in devices:
+        _check_fields(device, text=("kind", "name"), counts=("index", "memory"), numbers=("score",))
     if not 0 < facts.score < 1e9:  # Also refuses NaN.
         raise ValueError(f"a worker's score must be a positive finite number, not {facts.score!r}; set one with --score")
     if not (isinstance(facts.slots, int) and 1 <= facts.slots <= 4096):
         raise ValueError(f"a worker has 1 to 4096 slots, not {facts.slots!r}")
     return facts
+
+
+def requirement_from_wire(fields: Any) -> Requirement:
+    """Rebuild a requirement from the plain tuple that travelled.
+
+    Raises:
+        ValueError: Not the shape of a requirement.
+    """
+    try:
+        need = Requirement(*fields[: len(Requirement._fields)])
+        need = need._replace(tags=tuple((str(name), str(value)) for name, value in need.tags))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"this is not a requirement: {error}") from None
+    _check_fields(need, text=("device", "model", "python"), counts=("gpu_memory", "memory", "cores"), numbers=("gpus",))
+    index = need.device.partition(":")[2]
+    if index and not index.isdecimal():
+        raise ValueError(f"the device {need.device[:40]!r} has no number after the colon")
+    return need
+
+
+def _check_fields(record: Any, *, text: Sequence[str], counts: Sequence[str], numbers: Sequence[str] = ()) -> None:
+    """What comes from elsewhere is compared and added here: names must be text, counts and numbers finite and not negative."""
+    for name in text:
+        if not isinstance(getattr(record, name), str):
+            raise ValueError(f"{name} must be text, not {getattr(record, name)!r}")
+    for name in (*counts, *numbers):
+        value = getattr(record, name)
+        if not isinstance(value, int if name in counts else (int, float)) or not 0 <= value < 2**63:
+            raise ValueError(f"{name} must be a number that is not negative, not {value!r}")
 
 
 def parse_bytes(size: Union[str, int, float], *, what: str = "memory") -> int:
@@ -105,7 +138,11 @@ def parse_bytes(size: Union[str, int, float], *, what: str = "memory") -> int:
     unit = _UNITS.get(match.group(2).upper()) if match else None
     if match is None or unit is None:
         raise ValueError(f"{what} {size!r} is not a size; write '16GB', '512MiB' or a number of bytes")
-    return int(float(match.group(1)) * unit)
+    number = match.group(1)
+    count = float(number) * unit
+    if not count < 2**63:
+        raise ValueError(f"{what} must be between 0 and 2**63 bytes, not {size!r}")
+    return int(count) if "." in number else int(number) * unit
 
 
 def make_requirement(
@@ -153,7 +190,9 @@ def _parse_device(text: str) -> Tuple[str, str, float]:
     base, _, index = word.partition(":")
     if base == "cpu":
         return "cpu", "", 0.0
-    if base in GPU_KINDS and (not index or index.isdigit()):
+    if base in GPU_KINDS:
+        if ":" in word and not index.isdecimal():
+            raise ValueError(f"the device {text!r} has no number after the colon; write {base!r} or '{base}:0'")
         return word, "", 1.0
     return "gpu", word, 1.0
 
@@ -202,10 +241,10 @@ def _lacks_gpus(facts: WorkerFacts, need: Requirement) -> List[str]:
 def show_bytes(count: float) -> str:
     """`1.5 GB`: a number of bytes for people, in powers of ten."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < 999.5:
             return f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:.3g} TB"
+    return f"{count:.3g} TB" if count < 999.5 else f"{count:.0f} TB"
 
 
 def show_requirement(need: Requirement) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any, NamedTuple
 
-from gpumesh.model.resources import ANYTHING, Requirement
+from gpumesh.model.resources import ANYTHING, Requirement, requirement_from_wire
+
+DIGEST_BYTES = 16
 
 
 class TaskSpec(NamedTuple):
@@ -31,13 +34,14 @@ def spec_from_wire(fields: Any) -> TaskSpec:
         ValueError: Not the shape of a spec.
     """
     try:
-        spec = TaskSpec(*fields)
-        need = Requirement(*spec.requirement)
-        spec = spec._replace(requirement=need._replace(tags=tuple((str(n), str(v)) for n, v in need.tags)))
+        spec = TaskSpec(*fields[: len(TaskSpec._fields)])  # A newer peer may tell more.
+        spec = spec._replace(requirement=requirement_from_wire(spec.requirement), idempotent=bool(spec.idempotent))
     except (TypeError, ValueError) as error:
         raise ValueError(f"this is not a task spec: {error}") from None
-    if not (isinstance(spec.function, bytes) and isinstance(spec.name, str) and isinstance(spec.retries, int)):
-        raise ValueError("a task spec starts with a digest and a name")
-    if not all(isinstance(value, (int, float)) for value in (spec.timeout, spec.priority, spec.cost, spec.placement_timeout)):
-        raise ValueError("timeout, priority, cost and placement_timeout of a task spec are numbers")
+    if not (isinstance(spec.function, bytes) and len(spec.function) == DIGEST_BYTES and isinstance(spec.name, str)):
+        raise ValueError(f"a task spec starts with a digest of {DIGEST_BYTES} bytes and a name")
+    for name in ("timeout", "retries", "priority", "cost", "placement_timeout"):
+        value = getattr(spec, name)
+        if not isinstance(value, (int, float)) or not isfinite(value):
+            raise ValueError(f"{name} of a task spec must be a finite number, not {value!r}")
     return spec

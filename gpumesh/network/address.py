@@ -9,7 +9,9 @@ from gpumesh.config import DEFAULT_PORT
 
 SCHEMES = ("http", "https", "gpumesh", "tcp")
 _URL = re.compile(
-    r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?(?:\[(?P<six>[^\]]+)\]|(?P<host>[^\[\]/:]+))(?::(?P<port>[0-9]+))?/?\Z"
+    r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?"
+    r"(?:\[(?P<six>[0-9A-Fa-f.]*:[0-9A-Fa-f:.]+(?:%[^\]\s]+)?)\]|(?P<host>[^\[\]/:\s@?#%]+))"
+    r"(?::(?P<port>[0-9]{1,9}))?/?\Z"
 )
 
 
@@ -30,7 +32,9 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """`http://host:8000`, `https://`, `gpumesh://`, `tcp://` or bare `host:port` as an address; the port defaults to 8000.
+    """`http://host:8000`, `https://`, `gpumesh://`, `tcp://` or bare `host:port` as an address.
+
+    The port defaults to 8000, after `https://` to 443: there a proxy or tunnel stands in front of the coordinator.
 
     Raises:
         ValueError: Not an address; the message says what to write.

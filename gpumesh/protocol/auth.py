@@ -26,7 +26,8 @@ def make_proof(label: bytes, token: str, hello: bytes, challenge: bytes, binding
         challenge: Encoded body of Challenge, the listener's nonce in it.
         binding: What ties the proof to the channel (a hash of the TLS certificate), or nothing.
     """
-    mac = hmac.new(token.encode(), digestmod=hashlib.sha256)
+    # A token from the environment may hold bytes that are not UTF-8; they stand in it as surrogates.
+    mac = hmac.new(token.encode("utf-8", "surrogateescape"), digestmod=hashlib.sha256)
     for part in (label, hello, challenge, binding):
         mac.update(struct.pack("<I", len(part)))
         mac.update(part)

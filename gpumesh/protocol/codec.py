@@ -7,6 +7,7 @@ follow in the frame's buffer table, in the order in which the extensions appear.
 from __future__ import annotations
 
 import struct
+from functools import partial
 from typing import Any, Callable, Dict, List, Tuple, Type
 
 import msgpack
@@ -17,13 +18,17 @@ from gpumesh.protocol.frames import MAX_BUFFERS, TRANSFER_ID, TRANSFERRED, Frame
 from gpumesh.protocol.messages import MESSAGE_TYPES, TAGS
 
 OUT_OF_BAND = 1  # msgpack extension code.
+HANDSHAKE_FIELDS = 16  # The longest array before authentication: the most fields that a handshake message may ever have.
 
 _COUNT = struct.Struct("<H")
 _CHECKS: Dict[str, Tuple[Type[Any], ...]] = {
-    "str": (str,), "bytes": (bytes,), "int": (int,), "float": (float, int), "Any": (object,),
+    "str": (str,), "bytes": (bytes,), "bool": (bool,), "int": (int,), "float": (float, int), "Any": (object,),
     "List": (tuple, list), "Tuple": (tuple, list), "Dict": (dict,),
 }  # fmt: skip
 _SHAPES: Dict[Type[Any], Tuple[Tuple[Type[Any], ...], ...]] = {}
+
+# A few bytes can announce arrays within arrays, and msgpack allocates what is announced: 4 KiB would cost 30 MiB.
+_unpack_stranger = partial(msgpack.unpackb, max_array_len=HANDSHAKE_FIELDS, max_map_len=0, max_ext_len=0)
 
 
 class UnknownTag(Exception):
@@ -51,7 +56,7 @@ class Encoder:
         """
         try:
             body: bytes = self._packer.pack(message)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             self._packer = msgpack.Packer(default=self._default)
             self._buffers = []
             raise ProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
@@ -62,6 +67,8 @@ class Encoder:
 
     def _default(self, value: Any) -> Any:
         if type(value) is OutOfBand:
+            if not value.parts:
+                raise ValueError("a value without parts")
             self._buffers.extend(value.parts)
             if len(self._buffers) > MAX_BUFFERS:
                 raise ValueError(f"more than {MAX_BUFFERS} large buffers in one message; put them into fewer arrays")
@@ -83,12 +90,27 @@ def decode(frame: Frame, transferred: Callable[[int, int], List[Any]]) -> Any:
     cls = MESSAGE_TYPES.get(kind)
     if cls is None:
         raise UnknownTag(kind)
-    if count == 0:
+    if count == 0 and flags == 0:
         fields = _unpack(data, _no_buffers)
     else:
         buffers, body = _split(data, flags, count, transferred)
-        fields = _unpack(body, _Hook(buffers))
+        hook = _Hook(buffers)
+        fields = _unpack(body, hook)
+        if not hook.is_done:
+            raise ProtocolError("a frame has buffers that its body does not refer to")
     return build(cls, fields)
+
+
+def decode_handshake(frame: Frame) -> Any:
+    """The handshake message in a frame from someone who has proved nothing: no buffers, and no containers worth naming.
+
+    Raises:
+        ProtocolError: Not a handshake message.
+    """
+    cls = MESSAGE_TYPES[frame.kind]
+    if frame.flags or frame.buffers:
+        raise ProtocolError(f"{cls.__name__} has no buffers")
+    return build(cls, _unpack(frame.data, _no_buffers, _unpack_stranger))
 
 
 def build(cls: Type[Any], fields: Any) -> Any:
@@ -117,9 +139,9 @@ def _hints(cls: Type[Any]) -> List[str]:
     return [str(getattr(hint, "__forward_arg__", hint)) for hint in cls.__annotations__.values()]
 
 
-def _unpack(body: Any, hook: Callable[[int, bytes], Any]) -> Any:
+def _unpack(body: Any, hook: Callable[[int, bytes], Any], unpack: Callable[..., Any] = msgpack.unpackb) -> Any:
     try:
-        return msgpack.unpackb(body, use_list=False, ext_hook=hook, strict_map_key=False)
+        return unpack(body, use_list=False, ext_hook=hook, strict_map_key=False)
     except ProtocolError:
         raise
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError, MemoryError) as error:
@@ -137,6 +159,11 @@ class _Hook:
         self._buffers = buffers
         self._next = 0
 
+    @property
+    def is_done(self) -> bool:
+        """Whether every buffer has found its value."""
+        return self._next == len(self._buffers)
+
     def __call__(self, code: int, data: bytes) -> OutOfBand:
         if code != OUT_OF_BAND or len(data) != 2:
             raise ProtocolError(f"a frame holds an unknown extension {code}")
@@ -151,7 +178,11 @@ class _Hook:
 def _split(
     data: memoryview, flags: int, count: int, transferred: Callable[[int, int], List[Any]]
 ) -> Tuple[List[Any], memoryview]:
-    if flags & TRANSFERRED:
+    if flags not in (0, TRANSFERRED):
+        raise ProtocolError(f"a frame has the unknown flags {flags:#x}")
+    if flags == TRANSFERRED:
+        if count == 0:
+            raise ProtocolError("the end of a transfer has no buffers")
         if len(data) < TRANSFER_ID.size:
             raise ProtocolError("the end of a transfer has no transfer id")
         return transferred(TRANSFER_ID.unpack_from(data)[0], count), data[TRANSFER_ID.size :]

@@ -13,7 +13,7 @@ Promises:
 1. Before OPEN only the five handshake messages are decoded, in frames of at most 4 KiB, and nothing is unpickled.
 2. The last event is always Closed, once; `error` then says why.
 3. Messages on the control lane leave before any chunk that has not left yet. Definitions precede what refers to them, whichever
-   lane they take.
+   lane they take. What arrives is the same however the bytes were cut on the way.
 4. `next_deadline` is the only clock: a handshake, a heartbeat or a silence that is due is handled by `on_time`, and a side that
    was itself stopped for a while does not blame the other for it.
 """
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple, Type
 
 from gpumesh.config import (
     BULK_MESSAGE_BYTES,
@@ -30,6 +30,7 @@ from gpumesh.config import (
     CONTROL_FRAME_BYTES,
     HANDSHAKE_SECONDS,
     HEARTBEAT_SECONDS,
+    MIB,
     PROTOCOL_VERSION,
     SILENCE_SECONDS,
     TRANSFER_BYTES,
@@ -44,6 +45,7 @@ from gpumesh.errors import (
 from gpumesh.protocol import auth, codec, frames
 from gpumesh.protocol.messages import (
     PREAUTH_TAGS,
+    CancelTasks,
     Challenge,
     DefineFunction,
     DefineSpec,
@@ -52,6 +54,7 @@ from gpumesh.protocol.messages import (
     Ping,
     Pong,
     Proof,
+    RecallTasks,
     Refused,
     RunTasks,
     SubmitTasks,
@@ -61,6 +64,11 @@ from gpumesh.protocol.messages import (
     Welcome,
 )
 
+MAX_OPEN_TRANSFERS = 64  # Begun and not ended, from one peer; this side itself never has more than one.
+UNFILLED_BYTES = 32 * MIB  # Memory held for chunks that have not come yet; a larger value grows as it arrives.
+
+_NEVER = float("inf")
+_ZEROS = bytes(CHUNK_BYTES)
 _DEFINITIONS = (DefineFunction, DefineSpec)
 _AFTER_DEFINITIONS = (DefineFunction, DefineSpec, SubmitTasks, RunTasks)
 _HTTP_VERBS = (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC", b"CONN", b"PRI ")
@@ -83,7 +91,7 @@ class Established(NamedTuple):
 
     role: str  # Of the dialer: "client" or "worker".
     mesh: str  # The coordinator's id.
-    workers: int  # As Welcome said; 0 at the listener.
+    workers: int  # As Welcome says.
     peer: PeerFacts
 
 
@@ -121,6 +129,17 @@ class _Transfer:
         self.is_definition = is_definition
 
 
+class _Incoming:
+    """One buffer of a transfer under way."""
+
+    __slots__ = ("data", "total", "filled")
+
+    def __init__(self, data: bytearray, total: int) -> None:
+        self.data = data  # At least `filled` bytes long.
+        self.total = total
+        self.filled = 0  # Bytes that have come or whose chunk is coming in now.
+
+
 class Connection:
     """One side of a mesh connection; see the module's promises. Not for use by two threads at once."""
 
@@ -142,33 +161,29 @@ class Connection:
         self._binding = binding
         self._hello = b""
         self._challenge = b""
-        self._decoder = frames.FrameDecoder(preamble=True)
+        self._decoder = frames.FrameDecoder(stepwise=True)
         self._encoder = codec.Encoder()
         self._control: List[Any] = []
         self._bulk: Deque[_Transfer] = deque()
         self._definitions_in_bulk = 0
         self._next_transfer = 0
-        self._incoming: Dict[int, Dict[int, Tuple[bytearray, int]]] = {}
-        self._incoming_bytes = 0
+        self._incoming: Dict[int, Dict[int, _Incoming]] = {}  # Transfer number -> buffer index -> buffer.
+        self._incoming_bytes = 0  # Sum of their totals.
+        self._unfilled_bytes = 0  # Allocated among them and not filled.
         self._last_received = now
-        self._last_sent = now
         self._deadline = now + HANDSHAKE_SECONDS
         self._ping_number = 0
 
     @classmethod
-    def dial(
-        cls, *, role: str, token: str, nonce: bytes, now: float, facts: PeerFacts, binding: bytes = b""
-    ) -> Connection:
+    def dial(cls, *, role: str, token: str, nonce: bytes, now: float, facts: PeerFacts, binding: bytes = b"") -> Connection:
         """The side that opened the socket. Its preamble and Hello wait in `data_to_send` at once."""
         self = cls(is_dialer=True, role=role, token=token, nonce=nonce, mesh="", now=now, facts=facts, binding=binding)
-        self._control.append(frames.PREAMBLE)
+        self._queue([frames.PREAMBLE])
         self._hello = self._send_handshake(Hello(role, nonce, facts.gpumesh, facts.python, facts.platform))
         return self
 
     @classmethod
-    def listen(
-        cls, *, token: str, nonce: bytes, mesh: str, now: float, facts: PeerFacts, binding: bytes = b""
-    ) -> Connection:
+    def listen(cls, *, token: str, nonce: bytes, mesh: str, now: float, facts: PeerFacts, binding: bytes = b"") -> Connection:
         """The side that accepted the socket; says nothing until the dialer's preamble is there."""
         return cls(is_dialer=False, role="", token=token, nonce=nonce, mesh=mesh, now=now, facts=facts, binding=binding)
 
@@ -180,7 +195,7 @@ class Connection:
         self = cls(is_dialer=False, role="runner", token="", nonce=nonce, mesh="", now=0.0, facts=nobody, binding=b"")
         self._decoder = frames.FrameDecoder()
         self._open(0.0)
-        self._deadline = float("inf")
+        self._deadline = _NEVER
         return self
 
     @property
@@ -209,13 +224,16 @@ class Connection:
         if self.state is State.CLOSED:
             return []
         self._last_received = now
+        received = self._decoder.buffer_updated(count)
+        if self.state is State.OPEN:
+            return self._messages(received)
         try:
-            received = self._decoder.buffer_updated(count)
-            if self.state is State.OPEN:
-                return self._messages(received, now)
-            return self._handshake(received, now)
+            events = self._handshake(now)
         except ProtocolError as error:
             return self._fail(error, tell="protocol")
+        if self.established:
+            events.extend(self._messages(self._decoder.parse_rest()))
+        return events
 
     def receive_data(self, data: Any, now: float) -> List[Any]:
         """The same for bytes at hand."""
@@ -240,36 +258,38 @@ class Connection:
             return self._fail(_not_a_mesh(waiting))
         return self._fail(ProtocolError("the peer closed the connection during the handshake; is it a gpumesh coordinator?"))
 
-    def _messages(self, received: List[frames.Frame], now: float) -> List[Any]:
+    def _messages(self, received: List[frames.Frame]) -> List[Any]:
         events: List[Any] = []
+        failure = self._decoder.failure
         for frame in received:
             try:
                 message = codec.decode(frame, self._take_transfer)
             except codec.UnknownTag as unknown:
+                self._drop_transfer(frame)
                 self.send(UnknownMessage(unknown.tag))
                 continue
             except ProtocolError as error:
-                events.extend(self._fail(error, tell="protocol"))
+                failure = error
                 break
             kind = type(message)
             if kind is Ping:
                 self.send(Pong(message.number))
             elif kind is Goodbye:
-                events.extend(self._end(message.reason))
-                break
+                return events + self._end(message.reason)
             elif kind is Refused:
-                events.extend(self._fail(_refusal(message)))
-                break
+                return events + self._fail(_refusal(message))
             elif frame.kind in PREAUTH_TAGS:
-                events.extend(self._fail(ProtocolError(f"{kind.__name__} has no place after the handshake"), tell="protocol"))
+                failure = ProtocolError(f"{kind.__name__} has no place after the handshake")
                 break
             elif kind is not Pong:
                 events.append(message)
+        if failure is not None:
+            events.extend(self._fail(failure, tell="protocol"))
         return events
 
     # --- handshake
 
-    def _handshake(self, received: List[frames.Frame], now: float) -> List[Any]:
+    def _handshake(self, now: float) -> List[Any]:
         if self.state is State.PREAMBLE:
             preamble = self._take_preamble()
             if preamble is None:
@@ -277,7 +297,7 @@ class Connection:
             version = int.from_bytes(preamble[6:], "little")
             if version != PROTOCOL_VERSION:
                 if not self._is_dialer:
-                    self._control.append(frames.PREAMBLE)
+                    self._queue([frames.PREAMBLE])
                 return self._fail(
                     VersionMismatchError(
                         f"the peer speaks mesh protocol {version}, this side (gpumesh {self._facts.gpumesh}) speaks "
@@ -287,15 +307,15 @@ class Connection:
             if self._is_dialer:
                 self.state = State.CHALLENGE
             else:
-                self._control.append(frames.PREAMBLE)
+                self._queue([frames.PREAMBLE])
                 self.state = State.HELLO
-            received = self._decoder.parse_rest()
         events: List[Any] = []
-        for position, frame in enumerate(received):
-            if self.state is State.OPEN:
-                events.extend(self._messages(received[position:], now))
-                break
-            if self.state is State.CLOSED:
+        # One frame at a time: what comes behind Welcome or Proof is held to the limits of an open connection, not to these.
+        while self.state is not State.OPEN and self.state is not State.CLOSED:
+            frame = self._decoder.next_frame()
+            if frame is None:
+                if self._decoder.failure is not None:
+                    raise self._decoder.failure
                 break
             events.extend(self._handshake_frame(frame, now))
         return events
@@ -303,17 +323,17 @@ class Connection:
     def _take_preamble(self) -> Optional[bytes]:
         waiting = self._decoder.peek()
         if waiting[: len(frames.MAGIC)] != frames.MAGIC[: len(waiting)]:
-            if not self._is_dialer and waiting[:4] in _HTTP_VERBS:
-                self._control.append(_HTTP_ANSWER)
-            if self._is_dialer and len(waiting) < 4:
+            if len(waiting) < 4:
                 return None  # Wait for enough to tell the person who it is.
+            if not self._is_dialer and waiting[:4] in _HTTP_VERBS:
+                self._queue([_HTTP_ANSWER])
             raise _not_a_mesh(waiting)
         return self._decoder.take(frames.PREAMBLE_BYTES)
 
     def _handshake_frame(self, frame: frames.Frame, now: float) -> List[Any]:
         if frame.kind not in PREAUTH_TAGS:
             raise ProtocolError(f"a frame of kind {frame.kind:#x} has no place before authentication")
-        message = codec.decode(frame, _no_transfers)
+        message = codec.decode_handshake(frame)
         kind = type(message)
         if kind is Refused:
             return self._fail(_refusal(message))
@@ -382,14 +402,26 @@ class Connection:
             return
         assert self.state is State.OPEN, f"{type(message).__name__} sent in state {self.state.name}"
         tag, body, buffers = self._encoder.encode(message)
+        if not buffers and not self._definitions_in_bulk and len(body) <= CONTROL_FRAME_BYTES:
+            self._queue(frames.encode_frame(tag, body))
+        elif len(body) > CONTROL_FRAME_BYTES:
+            for part in self._small_enough(message):
+                self._put(type(message), *part)
+        else:
+            self._put(type(message), tag, body, buffers)
+
+    def _small_enough(self, message: Any) -> List[Tuple[int, bytes, List[Any]]]:
+        """A batch that is too large for one frame, encoded in several; nothing is queued before all of it fits."""
+        parts: List[Tuple[int, bytes, List[Any]]] = []
+        for half in _halves(message):
+            encoded = self._encoder.encode(half)
+            parts.extend(self._small_enough(half) if len(encoded[1]) > CONTROL_FRAME_BYTES else [encoded])
+        return parts
+
+    def _put(self, kind: Type[Any], tag: int, body: bytes, buffers: List[Any]) -> None:
         raw = 0
         for buffer in buffers:
             raw += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
-        if len(body) > CONTROL_FRAME_BYTES:
-            for part in _halves(message):
-                self.send(part)
-            return
-        kind = type(message)
         if raw > BULK_MESSAGE_BYTES or (self._definitions_in_bulk and kind in _AFTER_DEFINITIONS):
             self._queue_bulk(tag, body, buffers, is_definition=kind in _DEFINITIONS)
         else:
@@ -451,8 +483,8 @@ class Connection:
     # --- time
 
     def next_deadline(self) -> Optional[float]:
-        """Monotonic time at which `on_time` must be called; None once closed."""
-        return None if self.state is State.CLOSED else self._deadline
+        """Monotonic time at which `on_time` must be called; None for never: once closed, or a trusted connection."""
+        return None if self.state is State.CLOSED or self._deadline == _NEVER else self._deadline
 
     def on_time(self, now: float) -> List[Any]:
         """Handle what is due: heartbeats (then there is data to send), silence, a handshake that takes too long."""
@@ -463,7 +495,8 @@ class Connection:
             if waiting and not frames.PREAMBLE.startswith(waiting[: len(frames.PREAMBLE)]):
                 return self._fail(_not_a_mesh(waiting))
             return self._fail(
-                ProtocolError(f"no mesh handshake within {HANDSHAKE_SECONDS:g} s; is it a gpumesh coordinator?"), tell="protocol"
+                ProtocolError(f"no mesh handshake within {HANDSHAKE_SECONDS:g} s; is it a gpumesh coordinator?"),
+                tell="protocol",
             )
         if now - self._deadline > HEARTBEAT_SECONDS:
             self._last_received = now  # We were stopped ourselves: the peer's signs of life may wait unread in the socket.
@@ -471,33 +504,53 @@ class Connection:
             return self._fail(MeshUnavailableError(f"no sign of life for {SILENCE_SECONDS:g} s"))
         self._ping_number += 1
         self.send(Ping(self._ping_number))
-        self._deadline = now + HEARTBEAT_SECONDS
+        self._deadline = min(now + HEARTBEAT_SECONDS, self._last_received + SILENCE_SECONDS)
         return []
 
     # --- transfers
 
     def _chunk_target(self, transfer: int, index: int, offset: int, total: int, size: int) -> memoryview:
-        buffers = self._incoming.setdefault(transfer, {})
-        if index not in buffers:
-            if total > TRANSFER_BYTES or self._incoming_bytes + total > TRANSFER_BYTES or index >= frames.MAX_BUFFERS:
+        buffers = self._incoming.get(transfer)
+        if buffers is None:
+            if len(self._incoming) >= MAX_OPEN_TRANSFERS:
+                raise ProtocolError(f"the peer began more than {MAX_OPEN_TRANSFERS} transfers without ending one")
+            buffers = self._incoming[transfer] = {}
+        buffer = buffers.get(index)
+        if buffer is None:
+            if total > TRANSFER_BYTES - self._incoming_bytes or index >= frames.MAX_BUFFERS:
                 raise ProtocolError(f"the peer announced a value of {total} bytes; {TRANSFER_BYTES} are allowed")
+            # Zeroing the whole of a large value would hold up everything else for seconds, for a peer that may never send it.
+            ahead = min(total, UNFILLED_BYTES - self._unfilled_bytes)
+            buffer = buffers[index] = _Incoming(bytearray(max(ahead, 0)), total)
+            self._incoming_bytes += total
+            self._unfilled_bytes += len(buffer.data)
+        end = offset + size
+        if offset != buffer.filled or total != buffer.total or end > total or (size == 0 and total > 0):
+            raise ProtocolError("chunks of a transfer do not follow one another")
+        missing = end - len(buffer.data)
+        if missing > 0:
             try:
-                buffers[index] = (bytearray(total), 0)
+                buffer.data += memoryview(_ZEROS)[:missing]
             except MemoryError:
                 raise ProtocolError(f"no memory for a value of {total} bytes") from None
-            self._incoming_bytes += total
-        buffer, filled = buffers[index]
-        if offset != filled or len(buffer) != total or offset + size > total:
-            raise ProtocolError("chunks of a transfer do not follow one another")
-        buffers[index] = (buffer, filled + size)
-        return memoryview(buffer)[offset : offset + size]
+            self._unfilled_bytes += missing
+        self._unfilled_bytes -= size
+        buffer.filled = end
+        return memoryview(buffer.data)[offset:end]
 
     def _take_transfer(self, transfer: int, count: int) -> List[Any]:
         buffers = self._incoming.pop(transfer, {})
-        if sorted(buffers) != list(range(count)) or any(len(buffer) != filled for buffer, filled in buffers.values()):
+        if sorted(buffers) != list(range(count)) or any(buffer.filled != buffer.total for buffer in buffers.values()):
             raise ProtocolError("a transfer ended before all of its chunks had come")
-        self._incoming_bytes -= sum(len(buffer) for buffer, _ in buffers.values())
-        return [buffers[index][0] for index in range(count)]
+        self._incoming_bytes -= sum(buffer.total for buffer in buffers.values())
+        return [buffers[index].data for index in range(count)]
+
+    def _drop_transfer(self, frame: frames.Frame) -> None:
+        """Forget the buffers of a message that nobody here understands."""
+        if frame.flags & frames.TRANSFERRED and len(frame.data) >= frames.TRANSFER_ID.size:
+            for buffer in self._incoming.pop(frames.TRANSFER_ID.unpack_from(frame.data)[0], {}).values():
+                self._incoming_bytes -= buffer.total
+                self._unfilled_bytes -= len(buffer.data) - buffer.filled
 
     # --- ends
 
@@ -516,21 +569,20 @@ class Connection:
         self.state = State.CLOSED
         self._bulk.clear()
         self._incoming.clear()
+        self._decoder = frames.FrameDecoder()  # The old one may hold a large value half received.
         self._token = ""
 
 
-def _no_transfers(transfer: int, count: int) -> List[Any]:
-    raise ProtocolError("a handshake message has no buffers")
-
-
 def _refusal(message: Refused) -> MeshError:
+    # Anyone can send this, and it ends up in logs and terminals.
+    text = "".join(letter if letter.isprintable() else "?" for letter in message.text[:1000])
     if message.reason == "authentication":
-        return AuthenticationError(message.text)
+        return AuthenticationError(text)
     if message.reason == "version":
-        return VersionMismatchError(message.text)
+        return VersionMismatchError(text)
     if message.reason == "busy":
-        return MeshUnavailableError(message.text)
-    return ProtocolError(f"the peer refused the connection: {message.text}")
+        return MeshUnavailableError(text)
+    return ProtocolError(f"the peer refused the connection: {text}")
 
 
 def _not_a_mesh(data: bytes) -> ProtocolError:
@@ -549,13 +601,16 @@ def _not_a_mesh(data: bytes) -> ProtocolError:
 def _halves(message: Any) -> List[Any]:
     """A batch that is too large for one frame, as two."""
     kind = type(message)
+    if kind is CancelTasks and len(message.task_ids) > 1:
+        middle = len(message.task_ids) // 2
+        return [CancelTasks(message.task_ids[:middle]), CancelTasks(message.task_ids[middle:])]
     if kind is SubmitTasks and len(message.task_ids) > 1:
         middle = len(message.task_ids) // 2
         return [
             message._replace(task_ids=message.task_ids[:middle], payloads=message.payloads[:middle]),
             message._replace(task_ids=message.task_ids[middle:], payloads=message.payloads[middle:]),
         ]
-    if kind is RunTasks and len(message.tasks) > 1:
+    if kind in (RunTasks, RecallTasks) and len(message.tasks) > 1:
         middle = len(message.tasks) // 2
         return [message._replace(tasks=message.tasks[:middle]), message._replace(tasks=message.tasks[middle:])]
     if kind in (TasksFinished, TaskResults) and len(message.results) > 1:

@@ -9,10 +9,11 @@
 
 All numbers are little-endian. Promises:
 
-1. Nothing is allocated from an announced length: memory grows with what has really arrived (a chunk's target, which only an
-   authenticated peer can open, is the one exception, and the operating system backs it lazily).
+1. Nothing is allocated from an announced length: memory grows with what has really arrived (where chunks go is the owner's
+   business, and only an authenticated peer can send any).
 2. A frame longer than the limit in force is an error as soon as its header is there.
 3. A chunk's bytes are received straight into their final place.
+4. What is returned does not depend on how the bytes were cut: the frames before a broken one come first, then `failure` is set.
 """
 
 from __future__ import annotations
@@ -35,8 +36,12 @@ CHUNK = 0x7F  # Kind of a chunk frame; every other kind is a message's tag.
 TRANSFERRED = 0x01  # Flag: the buffers came before, as chunks.
 
 MAX_BUFFERS = 0xFFFF
+PREAUTH_SCRATCH_BYTES = 2 * (8 + PREAUTH_FRAME_BYTES)  # An unfinished frame fills less than half, so it never grows.
 SCRATCH_BYTES = 256 * 1024  # One read of a busy socket; the smaller it is, the less of a chunk is copied twice.
-SEPARATE_BUFFER_BYTES = 16 * 1024  # A larger raw buffer is handed to the socket as it is instead of being copied into the frame.
+KEPT_SCRATCH_BYTES = 4 * 1024 * 1024  # What one huge frame needed beyond this is given back.
+SEPARATE_BUFFER_BYTES = (
+    16 * 1024
+)  # A larger raw buffer is handed to the socket as it is instead of being copied into the frame.
 
 
 class Frame(NamedTuple):
@@ -60,18 +65,31 @@ def refuse_chunks(transfer: int, index: int, offset: int, total: int, size: int)
 class FrameDecoder:
     """Turns received bytes into frames.
 
-    Receive into `get_buffer()`, then call `buffer_updated(n)`; or hand over bytes with `feed`.
+    Receive into `get_buffer()`, then call `buffer_updated(n)`; or hand over bytes with `feed`. With `stepwise`, bytes only
+    gather: `take` and `next_frame` pull out one thing at a time, until `parse_rest` ends that.
     """
 
-    __slots__ = ("limit", "chunk_target", "_preamble", "_scratch", "_view", "_start", "_end", "_chunk", "_chunk_filled")
+    __slots__ = (
+        "limit",
+        "chunk_target",
+        "failure",
+        "_stepwise",
+        "_scratch",
+        "_view",
+        "_start",
+        "_end",
+        "_chunk",
+        "_chunk_filled",
+    )
 
     def __init__(
-        self, *, limit: int = PREAUTH_FRAME_BYTES, chunk_target: ChunkTarget = refuse_chunks, preamble: bool = False
+        self, *, limit: int = PREAUTH_FRAME_BYTES, chunk_target: ChunkTarget = refuse_chunks, stepwise: bool = False
     ) -> None:
-        self._preamble = preamble  # Bytes wait for `take` before the first frame is looked for.
         self.limit = limit  # Bytes after the header; raised after authentication.
         self.chunk_target = chunk_target
-        self._scratch = bytearray(2 * PREAUTH_FRAME_BYTES)
+        self.failure: Optional[ProtocolError] = None  # What is wrong after the frames returned last; nothing follows.
+        self._stepwise = stepwise
+        self._scratch = bytearray(PREAUTH_SCRATCH_BYTES)
         self._view = memoryview(self._scratch)
         self._start = 0
         self._end = 0
@@ -87,9 +105,12 @@ class FrameDecoder:
         """Where to receive next; at least one byte. What earlier frames' `data` pointed to is now void."""
         if self._chunk is not None:
             return self._chunk[self._chunk_filled :]
+        size = len(self._scratch)
         if self._start == self._end:
             self._start = self._end = 0
-        size = len(self._scratch)
+            if size > KEPT_SCRATCH_BYTES:
+                self._replace_scratch(SCRATCH_BYTES)
+                size = SCRATCH_BYTES
         wanted = SCRATCH_BYTES if self.limit > PREAUTH_FRAME_BYTES else size
         if size < wanted or self._end == size:
             pending = self._end - self._start
@@ -112,8 +133,7 @@ class FrameDecoder:
     def buffer_updated(self, count: int) -> List[Frame]:
         """`count` bytes were received into the last `get_buffer()`.
 
-        Raises:
-            ProtocolError: A zero-length or oversized frame, or a broken chunk.
+        After a zero-length or oversized frame or a broken chunk `failure` is set; do not come back then.
         """
         if self._chunk is not None:
             self._chunk_filled += count
@@ -121,13 +141,13 @@ class FrameDecoder:
                 self._chunk = None
             return []
         self._end += count
-        return [] if self._preamble else self._parse()
+        return [] if self._stepwise else self._parse()
 
     def feed(self, data: Any) -> List[Frame]:
         """The same for bytes at hand; frames are returned with their own copy of the data."""
         frames: List[Frame] = []
         view = memoryview(data)
-        while len(view):
+        while len(view) and self.failure is None:
             target = self.get_buffer()
             count = min(len(target), len(view))
             target[:count] = view[:count]
@@ -147,24 +167,34 @@ class FrameDecoder:
         """A copy of what waits, to explain to a person who is talking."""
         return bytes(self._view[self._start : self._end])
 
+    def next_frame(self) -> Optional[Frame]:
+        """One frame among the bytes already here, or None when it is not whole yet (or `failure` is set)."""
+        frames = self._parse(most=1)
+        return frames[0] if frames else None
+
     def parse_rest(self) -> List[Frame]:
-        """The preamble is taken: frames among the bytes already here."""
-        self._preamble = False
+        """All frames among the bytes already here; from now on `buffer_updated` returns them."""
+        self._stepwise = False
         return self._parse()
 
-    def _parse(self) -> List[Frame]:
+    def _parse(self, most: int = -1) -> List[Frame]:
         frames: List[Frame] = []
         view, start, end = self._view, self._start, self._end
-        while end - start >= 8:
+        while end - start >= 8 and len(frames) != most:
             length, kind, flags, buffers = HEADER.unpack_from(view, start)
             if length == 0 or length > self.limit:
-                self._start = start
-                raise ProtocolError(f"the peer announced a frame of {length} bytes; 1 to {self.limit} are allowed")
+                self.failure = ProtocolError(f"the peer announced a frame of {length} bytes; 1 to {self.limit} are allowed")
+                break
             body = start + 8
             if kind == CHUNK:
-                if end - body < CHUNK_HEADER.size:
+                try:
+                    position = self._open_chunk(view, body, length, end)
+                except ProtocolError as error:
+                    self.failure = error
                     break
-                start = self._open_chunk(view, body, length, end)
+                if position < 0:
+                    break
+                start = position
                 if self._chunk is not None:
                     break
                 continue
@@ -176,11 +206,13 @@ class FrameDecoder:
         return frames
 
     def _open_chunk(self, view: memoryview, body: int, length: int, end: int) -> int:
-        """Start on a chunk whose header is there; returns where the next frame begins."""
-        transfer, index, offset, total = CHUNK_HEADER.unpack_from(view, body)
+        """Start on a chunk; returns where the next frame begins, -1 while the chunk's header is not whole."""
         size = length - CHUNK_HEADER.size
         if size < 0 or size > CHUNK_BYTES:
-            raise ProtocolError(f"the peer sent a chunk of {size} bytes; 0 to {CHUNK_BYTES} are allowed")
+            raise ProtocolError(f"the peer announced a chunk of {size} bytes; 0 to {CHUNK_BYTES} are allowed")
+        if end - body < CHUNK_HEADER.size:
+            return -1
+        transfer, index, offset, total = CHUNK_HEADER.unpack_from(view, body)
         target = self.chunk_target(transfer, index, offset, total, size)
         data = body + CHUNK_HEADER.size
         here = min(size, end - data)
