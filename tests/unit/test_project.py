@@ -1,0 +1,156 @@
+"""The project itself: contracts between its parts, and pages that tell the truth about commands."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, Iterator, List, Set, Tuple
+
+import pytest
+
+import gpumesh
+from gpumesh.version import __version__
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
+SUBCOMMANDS = {"serve", "join", "workers", "demo"}
+
+
+def console_commands() -> Iterator[Tuple[str, str]]:
+    """Each command that a page shows at a prompt."""
+    for page in PAGES:
+        for block in re.findall(r"^```console\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+            for line in block.splitlines():
+                if line.startswith("$ "):
+                    for command in line[2:].split("&&"):
+                        yield page.name, command.strip()
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in an interpreter of its own, from the root of the project."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+
+
+def test_the_imports_respect_the_floors_and_pure_parts_stay_pure() -> None:
+    pytest.importorskip("importlinter")
+
+    linted = run_python("import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))")
+
+    assert linted.returncode == 0, linted.stdout
+
+
+def test_importing_the_package_loads_no_event_loop_and_nothing_heavy() -> None:
+    heavy = (
+        "asyncio",
+        "cloudpickle",
+        "inspect",
+        "msgpack",
+        "multiprocessing",
+        "numpy",
+        "pandas",
+        "rich",
+        "torch",
+        "typer",
+        "uvloop",
+    )
+    printed = run_python(f"import sys, gpumesh; print([name for name in {heavy} if name in sys.modules])")
+
+    assert printed.stdout.strip() == "[]"
+
+
+def test_the_client_loads_no_event_loop_and_nothing_heavy() -> None:
+    heavy = ("asyncio", "numpy", "pandas", "rich", "torch", "typer", "uvloop")
+    printed = run_python(
+        f"import sys; from gpumesh import GPUMesh, accelerate; print([name for name in {heavy} if name in sys.modules])"
+    )
+
+    assert printed.stdout.strip() == "[]"
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert importlib.metadata.version("gpumesh") == __version__ == gpumesh.__version__
+    assert __version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_every_public_name_exists() -> None:
+    assert [name for name in gpumesh.__all__ if not hasattr(gpumesh, name)] == []
+    assert set(gpumesh.__all__) <= set(dir(gpumesh))
+
+
+def test_the_whole_package_is_valid_for_the_oldest_python() -> None:
+    for file in sorted((ROOT / "gpumesh").rglob("*.py")):
+        ast.parse(file.read_text(encoding="utf-8"), filename=str(file), feature_version=(3, 9))
+
+
+def test_the_extras_are_there_and_all_means_all_that_a_user_may_want() -> None:
+    metadata = importlib.metadata.metadata("gpumesh")
+    extras = set(metadata.get_all("Provides-Extra") or [])
+    assert extras == {"all", "demo", "dev", "gpu", "notebook", "peers", "sysinfo", "tunnel", "ui"}
+
+    required: Dict[str, Set[str]] = {extra: set() for extra in extras}
+    for line in metadata.get_all("Requires-Dist") or []:
+        requirement, _, marker = line.partition(";")
+        for extra in re.findall(r"extra == ['\"](\w+)['\"]", marker):
+            required[extra].add(requirement.strip())
+    assert required["all"] == set().union(*(required[extra] for extra in extras - {"all", "dev", "peers"}))
+
+
+def test_the_readme_opens_with_the_two_commands() -> None:
+    lines = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("$ ")]
+
+    assert lines[:2] == ["$ pip install -e '.[demo]' && gpumesh demo", "$ pip install -e '.[dev]' && pytest"]
+
+
+@pytest.mark.parametrize(("page", "command"), sorted(set(console_commands())))
+def test_a_command_on_a_page_exists(page: str, command: str) -> None:
+    words = shlex.split(command)
+
+    if words[0] == "gpumesh":
+        check_gpumesh_command(words[1:])
+    elif words[:2] == ["python", "-m"]:
+        assert (ROOT / words[2] / "__main__.py").exists(), command
+    elif words[0] == "python":
+        assert (ROOT / words[1]).exists(), command
+    elif words[:3] == ["pip", "install", "-e"]:
+        (extra,) = re.findall(r"\.\[(\w+)\]", command)
+        assert extra in (importlib.metadata.metadata("gpumesh").get_all("Provides-Extra") or [])
+    else:
+        assert words == ["pytest"], command
+
+
+def check_gpumesh_command(words: List[str]) -> None:
+    """The subcommand and each option are known to the program."""
+    names = [word for word in words if not word.startswith("-") and word in SUBCOMMANDS]
+    assert names or words[0].startswith("-"), words
+    shown = subprocess.run(
+        [sys.executable, "-m", "gpumesh", *names[:1], "--help"],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=50, env=_wide_environment(),
+    ).stdout  # fmt: skip
+    for word in words:
+        if word.startswith("--"):
+            assert word.partition("=")[0] in shown, word
+
+
+def _wide_environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
