@@ -628,15 +628,15 @@ class Channel:
     def _on_lost(self, error: MeshError) -> None:
         """The connection is over. Under the receive lock."""
         with self._lock:
-            link, self._link = self._link, None
+            link = self._link
             if link is None or self.end is not None:
                 return
             self._poller.forget()
             self._inbox.clear()
             self._results = None
-            now = time.monotonic()
-            self._lost_at = self._retry_at = now
+            self._lost_at = self._retry_at = time.monotonic()
             self._retry_delay = RECONNECT_FIRST_DELAY_SECONDS
+            self._link = None  # Last: from now on the I/O thread tries to connect.
             questions, self._questions = self._questions, {}
         link.close("lost")
         link.release()

@@ -43,11 +43,12 @@ _logger = logging.getLogger("gpumesh")
 class _Watched:
     """What only a future that somebody watches needs."""
 
-    __slots__ = ("condition", "waiters", "callbacks")
+    __slots__ = ("condition", "waiters", "gatherings", "callbacks")
 
     def __init__(self) -> None:
         self.condition: Optional[threading.Condition] = None
         self.waiters: List[Any] = []  # Of the standard library's protocol: add_result, add_exception, add_cancelled.
+        self.gatherings: List[Any] = []  # The same of `client.waiting`, which are let go of at the end.
         self.callbacks: List[Callable[[Any], Any]] = []
 
 
@@ -132,7 +133,8 @@ class MeshFuture(Future[Any]):
         self.task_id, self._status, self._outcome, self.elapsed, self.worker = told
         self._state = state
         callbacks, watched.callbacks = watched.callbacks, []
-        return list(watched.waiters), callbacks
+        gatherings, watched.gatherings = watched.gatherings, []
+        return watched.waiters + gatherings, callbacks
 
     def _tell(self, waiters: List[Any]) -> None:
         for waiter in waiters:
@@ -182,14 +184,14 @@ class MeshFuture(Future[Any]):
         with _lock:
             if self._state is not _PENDING:
                 return False
-            watched.waiters.append(waiter)
+            watched.gatherings.append(waiter)
             return True
 
     def unwatch(self, waiter: Any) -> None:
         """No longer tell `waiter`."""
         with _lock:
-            if self._watched is not None and waiter in self._watched.waiters:
-                self._watched.waiters.remove(waiter)
+            if self._watched is not None and waiter in self._watched.gatherings:
+                self._watched.gatherings.remove(waiter)
 
     @property
     def session(self) -> Any:

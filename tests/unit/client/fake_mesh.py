@@ -77,7 +77,9 @@ class FakeMesh:
                 connection.send(message)
             self._flush(sock, connection)
 
-    def finish(self, task_id: int, value: Any = None, *, status: int = Status.OK, payload: Any = None, worker: str = "w") -> None:
+    def finish(
+        self, task_id: int, value: Any = None, *, status: int = Status.OK, payload: Any = None, worker: str = "w"
+    ) -> None:
         """Send one result."""
         body = dumps(value) if payload is None else payload
         self.send(TaskResults(worker, [(task_id, int(status), body, 0.5)]))
