@@ -1,0 +1,131 @@
+"""The bytes of every message, kept in golden.txt; run this file to append messages that have none yet.
+
+What stands in golden.txt is a promise to peers of other versions: a line that must change means that the protocol did.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+from gpumesh.model.payloads import OutOfBand
+from gpumesh.model.resources import DeviceFacts, Requirement, WorkerFacts
+from gpumesh.model.tasks import TaskSpec
+from gpumesh.protocol import codec, frames, messages
+
+GOLDEN = Path(__file__).with_name("golden.txt")
+
+FACTS = WorkerFacts(
+    hostname="box",
+    slots=2,
+    cores=8,
+    memory=16_000_000_000,
+    score=55.5,
+    devices=(DeviceFacts("cpu", 0, "AMD", 16_000_000_000, 0.5), DeviceFacts("cuda", 1, "RTX 3080", 10_000_000_000, 55.5)),
+    tags=(("room", "lab"),),
+    python="3.11",
+    platform="linux",
+    gpumesh="0.1.0",
+    pid=4242,
+    problem="",
+)
+SPEC = TaskSpec(
+    function=bytes(range(16)),
+    name="train",
+    requirement=Requirement(device="cuda", gpus=0.5, gpu_memory=1 << 30, tags=(("room", "lab"),), python="3.11"),
+    timeout=1.5,
+    retries=3,
+    priority=-1,
+    cost=2.0,
+    idempotent=True,
+    placement_timeout=60.0,
+)
+TASK = (0x1A2B3C4D << 32) | 17
+
+SAMPLES: Dict[str, Any] = {
+    "Hello": messages.Hello("client", bytes(range(32)), "0.1.0", "3.11", "linux"),
+    "Challenge": messages.Challenge(bytes(range(32, 64)), "9f8e7d6c", "0.1.0", "3.12"),
+    "Proof": messages.Proof(b"\xaa" * 32),
+    "Welcome": messages.Welcome(b"\xbb" * 32, 3),
+    "Refused": messages.Refused("authentication", "the token was refused"),
+    "Ping": messages.Ping(1),
+    "Pong": messages.Pong(300),
+    "Goodbye": messages.Goodbye("closed"),
+    "UnknownMessage": messages.UnknownMessage(0x70),
+    "RegisterWorker": messages.RegisterWorker("0123456789abcdef", tuple(FACTS)),
+    "RegisterClient": messages.RegisterClient(0x1A2B3C4D, "ann@box, python 4242"),
+    "WorkerChanged": messages.WorkerChanged(tuple(FACTS._replace(devices=(), problem="paused"))),
+    "WorkerDraining": messages.WorkerDraining("shutting down"),
+    "MeshChanged": messages.MeshChanged(5),
+    "DefineFunction": messages.DefineFunction(bytes(range(16)), b"body"),
+    "DefineSpec": messages.DefineSpec(7, tuple(SPEC)),
+    "SubmitTasks": messages.SubmitTasks(7, (TASK, TASK + 1), (b"one", b"two")),
+    "SubmitTasks with buffers": messages.SubmitTasks(
+        7, (TASK, TASK + 1), (OutOfBand([b"pickle", b"array"]), OutOfBand([b"second", b""]))
+    ),
+    "CancelTasks": messages.CancelTasks((TASK, TASK + 1)),
+    "TaskResults": messages.TaskResults("box", ((TASK, 0, b"value", 0.25), (TASK + 1, 5, {"reason": "cancelled"}, 0.0))),
+    "TaskNotice": messages.TaskNotice(TASK, "no worker has a GPU"),
+    "TaskOutput": messages.TaskOutput(TASK, 1, b"epoch 1\n", "box"),
+    "RunTasks": messages.RunTasks(7, ((TASK, 1, b"one"), (TASK + 1, 2, b"two"))),
+    "RecallTasks": messages.RecallTasks(((TASK, 1), (TASK + 1, 2)), True),
+    "TasksFinished": messages.TasksFinished(((TASK, 1, 0, b"value", 0.25), (TASK + 1, 2, 1, OutOfBand([b"error"]), 1.0))),
+    "RunnerReady": messages.RunnerReady(4243),
+    "Query": messages.Query(1, "workers", {"all": True}),
+    "Answer": messages.Answer(1, ({"name": "box", "score": 55.5, "tags": {}, "left": None},), ""),
+}
+
+
+def encode(message: Any) -> bytes:
+    """One message as a whole frame."""
+    tag, body, buffers = codec.Encoder().encode(message)
+    return b"".join(bytes(part) for part in frames.encode_frame(tag, body, buffers))
+
+
+def read() -> Dict[str, bytes]:
+    """Title -> bytes. Everything after a `|` is for people."""
+    found: Dict[str, List[str]] = {}
+    title = ""
+    for line in GOLDEN.read_text(encoding="utf-8").splitlines():
+        if not line or line.startswith("#"):
+            continue
+        if not line.startswith(" "):
+            title = line
+            assert title not in found, f"{title} stands twice in {GOLDEN.name}"
+            found[title] = []
+        else:
+            found[title].append(line.partition("|")[0])
+    return {title: bytes.fromhex("".join(lines)) for title, lines in found.items()}
+
+
+def render(title: str, data: bytes, cuts: List[Tuple[int, str]]) -> str:
+    """One section; `cuts` are (length, what it is), at most 24 bytes a line."""
+    lines = [title]
+    position = 0
+    for length, what in cuts:
+        for start in range(position, position + length, 24):
+            part = data[start : min(start + 24, position + length)]
+            shown = re.sub(r"[^ -~]", ".", part.decode("latin-1")).replace("|", "!")
+            lines.append(f"  {part.hex(' '):<71} | {what if start == position else '':<9} {shown}".rstrip())
+        position += length
+    assert position == len(data)
+    return "\n".join(lines) + "\n\n"
+
+
+def cut_frame(data: bytes) -> List[Tuple[int, str]]:
+    """Where the parts of one frame (not a chunk) lie."""
+    _, _, flags, count = frames.HEADER.unpack_from(data)
+    assert flags == 0
+    sizes = [int.from_bytes(data[8 + 4 * i : 12 + 4 * i], "little") for i in range(count)]
+    cuts = [(8, "header"), (4 * count, "table"), (len(data) - 8 - 4 * count - sum(sizes), "body")]
+    return cuts + [(size, "buffer") for size in sizes]
+
+
+if __name__ == "__main__":
+    known = read()
+    with GOLDEN.open("a", encoding="utf-8") as file:
+        for title, sample in SAMPLES.items():
+            if title not in known:
+                data = encode(sample)
+                file.write(render(title, data, cut_frame(data)))

@@ -1,0 +1,126 @@
+"""The protocol is what golden.txt says, in both directions."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from typing import Any
+
+import pytest
+
+from gpumesh.model.payloads import OutOfBand
+from gpumesh.model.resources import facts_from_wire
+from gpumesh.model.tasks import spec_from_wire
+from gpumesh.protocol import codec, frames, messages
+from gpumesh.protocol.connection import Connection, Established
+from tests.unit.protocol import talk
+from tests.wire import golden
+
+GOLDEN = golden.read()
+TRANSFER = "Transfer: 3 + 0 bytes as chunks, then RunTasks"
+DIALER = "Handshake: what the dialer writes"
+LISTENER = "Handshake: what the listener writes"
+
+
+def decode(data: bytes) -> Any:
+    decoder = frames.FrameDecoder(limit=1 << 20)
+    (frame,) = decoder.feed(data)
+    assert decoder.buffered == 0
+    return codec.decode(frame, lambda transfer, count: [])
+
+
+def test_every_message_class_has_golden_bytes() -> None:
+    sampled = {type(sample) for sample in golden.SAMPLES.values()}
+
+    assert {cls.__name__ for cls in messages.TAGS} == {cls.__name__ for cls in sampled}
+    assert set(golden.SAMPLES) == {title for title in GOLDEN if ":" not in title}
+
+
+@pytest.mark.parametrize("title", golden.SAMPLES)
+def test_a_message_is_written_as_its_golden_bytes(title: str) -> None:
+    assert golden.encode(golden.SAMPLES[title]).hex(" ") == GOLDEN[title].hex(" ")
+
+
+@pytest.mark.parametrize("title", golden.SAMPLES)
+def test_golden_bytes_are_read_as_their_message(title: str) -> None:
+    message = decode(GOLDEN[title])
+
+    assert message == golden.SAMPLES[title]
+    assert type(message) is type(golden.SAMPLES[title])
+
+
+def test_a_tag_is_never_given_to_another_message() -> None:
+    assert {cls.__name__: tag for cls, tag in messages.TAGS.items()} == {
+        "Hello": 0x01, "Challenge": 0x02, "Proof": 0x03, "Welcome": 0x04, "Refused": 0x05, "Ping": 0x06, "Pong": 0x07,
+        "Goodbye": 0x08, "UnknownMessage": 0x09, "RegisterWorker": 0x10, "RegisterClient": 0x11, "WorkerChanged": 0x12,
+        "WorkerDraining": 0x13, "MeshChanged": 0x14, "DefineFunction": 0x20, "DefineSpec": 0x21, "SubmitTasks": 0x22,
+        "CancelTasks": 0x23, "TaskResults": 0x28, "TaskNotice": 0x29, "TaskOutput": 0x2A, "RunTasks": 0x30,
+        "RecallTasks": 0x31, "TasksFinished": 0x32, "RunnerReady": 0x40, "Query": 0x50, "Answer": 0x51,
+    }  # fmt: skip
+
+
+def test_facts_and_specs_come_back_from_their_golden_bytes() -> None:
+    assert facts_from_wire(decode(GOLDEN["RegisterWorker"]).facts) == golden.FACTS
+    assert spec_from_wire(decode(GOLDEN["DefineSpec"]).spec) == golden.SPEC
+
+
+def test_a_message_with_fields_of_a_newer_version_is_understood() -> None:
+    newer = talk.raw_frame(0x06, b"\x93\x07\xa5later\xc0")
+
+    assert decode(newer) == messages.Ping(7)
+
+
+def test_the_handshake_is_byte_for_byte_the_golden_one() -> None:
+    dialer, listener = talk.dial(), talk.listen()
+    listener.workers = 3
+    dialed = talk.take(dialer)
+    listener.receive_data(dialed, 0.0)
+    answered = talk.take(listener)
+    dialer.receive_data(answered, 0.0)
+    dialed += talk.take(dialer)
+    listener.receive_data(dialed[-frames.HEADER.size - 35 :], 0.0)
+    answered += talk.take(listener)
+
+    assert dialed.hex(" ") == GOLDEN[DIALER].hex(" ")
+    assert answered.hex(" ") == GOLDEN[LISTENER].hex(" ")
+    assert dialer.receive_data(answered[-frames.HEADER.size - 36 :], 0.0) == [
+        Established("client", talk.MESH, 3, talk.LISTENER_FACTS._replace(platform=""))
+    ]
+
+
+def test_the_proofs_in_the_golden_handshake_are_the_documented_hmac() -> None:
+    hello = golden.SAMPLES["Hello"]
+    challenge = golden.SAMPLES["Challenge"]
+    parts = [golden.encode(hello)[8:], golden.encode(challenge)[8:], b""]
+
+    def proof(label: bytes) -> bytes:
+        mac = hmac.new(talk.TOKEN.encode(), digestmod=hashlib.sha256)
+        for part in [label, *parts]:
+            mac.update(struct.pack("<I", len(part)) + part)
+        return mac.digest()
+
+    assert GOLDEN[DIALER] == frames.PREAMBLE + golden.encode(hello) + golden.encode(messages.Proof(proof(b"gpumesh dialer 1")))
+    assert GOLDEN[LISTENER] == frames.PREAMBLE + golden.encode(challenge) + golden.encode(
+        messages.Welcome(proof(b"gpumesh listener 1"), 3)
+    )
+
+
+def test_a_golden_transfer_is_read_as_its_message() -> None:
+    connection = Connection.trusted()
+
+    assert connection.receive_data(GOLDEN[TRANSFER], 0.0) == [
+        messages.RunTasks(7, ((golden.TASK, 1, OutOfBand([b"abc", b""])),))
+    ]
+
+
+def test_a_golden_transfer_is_how_it_is_written() -> None:
+    tag, body, buffers = codec.Encoder().encode(messages.RunTasks(7, ((golden.TASK, 1, OutOfBand([b"abc", b""])),)))
+    written = talk.chunk(5, 0, 0, 3, buffers[0]) + talk.chunk(5, 1, 0, 0, buffers[1])
+    written += frames.encode_transferred(tag, 5, body, len(buffers))
+
+    assert written.hex(" ") == GOLDEN[TRANSFER].hex(" ")
+
+
+def test_the_preamble_is_magic_and_version() -> None:
+    assert frames.PREAMBLE.hex(" ") == "89 67 6d 65 73 68 01 00"
