@@ -55,7 +55,7 @@ def main(arguments: Optional[List[str]] = None) -> NoReturn:
         arguments: Without the program's name; by default those of this process.
     """
     try:
-        app(arguments)
+        app(arguments, prog_name="gpumesh")
     except KeyboardInterrupt:
         code = 130
     except (MeshError, OSError, ValueError, ImportError) as error:
