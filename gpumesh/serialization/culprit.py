@@ -67,30 +67,33 @@ def captured(function: Any) -> Iterator[Tuple[str, Any]]:
 
 
 def _join(root: str, steps: List[Step]) -> str:
-    text, path = "", root
+    text, path, has_moved = "", root, False
     for step in steps:
         if step.captured_as:
-            text += (f": {path}" if path and path != root else "") + f" captures '{step.text}' ({step.captured_as})"
-            path = step.text
+            text += (_glue(path) if has_moved else "") + f" captures '{step.text}' ({step.captured_as})"
+            path, has_moved = step.text, False
         else:
-            path += step.text
-    if not steps or (steps[-1].captured_as):
-        return text
-    return f"{text}: {path}" if not path.startswith(".") else f"{text}{path}"
+            path, has_moved = path + step.text, True
+    return text + _glue(path) if has_moved else text
+
+
+def _glue(path: str) -> str:
+    """An attribute or an item belongs to the name before it, a name of its own does not."""
+    return path if path[:1] in (".", "[", "{") else f": {path}"
 
 
 def _verdict(found: Any, reason: BaseException) -> str:
     kind = type(found)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     article = "an" if name[:1].lower() in "aeiou" else "a"
-    base = kind.__name__.lower()
+    family = kind.__module__.partition(".")[0]
     if kind is types.GeneratorType or kind is types.AsyncGeneratorType:
         return f"{article} {name} cannot be pickled; return list(...) or pass list(...) instead"
     if kind is types.CoroutineType:
         return f"{article} {name} cannot be pickled; await it first and send its result"
-    if isinstance(found, io.IOBase) or "socket" in base or "connection" in base:
+    if isinstance(found, io.IOBase) or family in ("socket", "_socket", "ssl"):
         return f"{article} {name} cannot be pickled; open it inside the task, and pass its path or address"
-    if any(part in base for part in ("lock", "condition", "event", "semaphore", "thread", "local")):
+    if family in ("_thread", "threading", "multiprocessing"):
         return f"{article} {name} cannot be pickled; create it inside the task or pass what is needed to make it"
     return f"{article} {name} cannot be pickled ({reason}); create it inside the task or pass what is needed to make it"
 
@@ -128,7 +131,7 @@ class _Nowhere:
 def _probe(value: Any) -> Optional[BaseException]:
     try:
         Pickler(_Nowhere(), buffer_callback=lambda buffer: False).dump(value)
-    except Exception as error:  # noqa: BLE001 - pickling runs code of the value's own classes.
+    except Exception as error:  # noqa: BLE001 - pickling runs code of the value's own classes
         return error
     return None
 
@@ -148,7 +151,7 @@ def _children(value: Any) -> Iterator[Tuple[Step, Any]]:
     if kind is types.FunctionType:
         yield from _function_children(value)
     elif kind is types.MethodType:
-        yield Step("self", "attribute of the bound method"), value.__self__
+        yield Step("self", "bound method"), value.__self__
         yield Step(".__func__"), value.__func__
     elif kind is functools.partial:
         yield Step(".func"), value.func
@@ -197,7 +200,7 @@ def _reduced_children(value: Any) -> Iterator[Tuple[Step, Any]]:
         reduce = copyreg.dispatch_table.get(type(value))
         hook = getattr(type(value), "__gpumesh_reduce__", None)
         reduced = hook(value, True) if hook is not None else reduce(value) if reduce is not None else value.__reduce_ex__(5)
-    except Exception:  # noqa: BLE001 - the object's own code refuses: it is the culprit itself.
+    except Exception:  # noqa: BLE001 - the object's own code refuses: it is the culprit itself
         return
     if not isinstance(reduced, tuple):
         return

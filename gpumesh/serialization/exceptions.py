@@ -52,7 +52,7 @@ def dump_exception(error: BaseException, *, hide_frames_of: str = "") -> Payload
         file = io.BytesIO()
         _ExceptionPickler(file, dropped).dump(error)
         data = file.getvalue()
-    except Exception:  # noqa: BLE001 - its class cannot travel: what is left is its text.
+    except Exception:  # noqa: BLE001 - its class cannot travel: what is left is its text
         dropped.append("the exception itself")
     text = _format(error, hide_frames_of)
     if dropped:
@@ -69,7 +69,7 @@ def load_exception(payload: Payload) -> BaseException:
     if data:
         try:
             error = pickle.loads(data)
-        except Exception as problem:  # noqa: BLE001 - unpickling runs code of the exception's own class.
+        except Exception as problem:  # noqa: BLE001 - unpickling runs code of the exception's own class
             reason = f"{type(problem).__name__}: {problem}"
     if not isinstance(error, BaseException):
         summary = f"{type_name}: {message}" if message else type_name
@@ -79,7 +79,7 @@ def load_exception(payload: Payload) -> BaseException:
         error.type_name, error.remote_message, error.remote_traceback = type_name, message, text
     try:
         error.__cause__ = RemoteTraceback(text)
-    except Exception:  # noqa: BLE001 - a class may refuse attributes; it is still the right exception.
+    except Exception:  # noqa: BLE001 - a class may refuse attributes; it is still the right exception
         pass
     return error
 
@@ -122,6 +122,8 @@ class _ExceptionPickler(Pickler):
         if known[1]:
             return value
         self._dropped.append(name)
+        if hasattr(value, "read"):
+            return io.BytesIO()  # A response without its body still has one to read, or its class may not work at all.
         return _safe(repr, value) if repr_instead else _LOST
 
     def _try(self, value: Any) -> bool:
@@ -148,7 +150,7 @@ def _comes_back(error: BaseException) -> bool:
         if clone.args != error.args:
             return False
         return all(_alike(getattr(clone, name, _LOST), value) for name, value in _fields(error))
-    except Exception:  # noqa: BLE001 - any failure in the exception's own code means the same: no.
+    except Exception:  # noqa: BLE001 - any failure in the exception's own code means the same: no
         return False
 
 
@@ -195,7 +197,7 @@ def _new(class_: Type[BaseException], args: Tuple[Any, ...]) -> BaseException:
     builtin = next(base for base in class_.__mro__ if base.__module__ == "builtins")
     try:
         made: Any = builtin.__new__(class_, *args)
-    except Exception:  # noqa: BLE001 - arguments that even the built-in base does not take.
+    except Exception:  # noqa: BLE001 - arguments that even the built-in base does not take
         made = builtin.__new__(class_)  # type: ignore[call-overload]
     if not isinstance(made, BaseException):
         raise TypeError(f"{class_!r} made {made!r}")
@@ -218,7 +220,7 @@ def _message(error: BaseException) -> str:
 def _safe(convert: Any, value: Any) -> str:
     try:
         return str(convert(value))
-    except Exception as problem:  # noqa: BLE001 - the value's own code.
+    except Exception as problem:  # noqa: BLE001 - the value's own code
         return f"<unprintable {type(value).__name__}: {type(problem).__name__}>"
 
 
@@ -234,7 +236,7 @@ def _format(error: BaseException, hide_frames_of: str) -> str:
         trace = trace.tb_next
     try:
         text = "".join(traceback.format_exception(type(error), error, trace))
-    except Exception as problem:  # noqa: BLE001 - formatting calls the exception's own code.
+    except Exception as problem:  # noqa: BLE001 - formatting calls the exception's own code
         text = (
             f"{_type_name(type(error))}: {_message(error)}\n(no traceback: {type(problem).__name__} while it was formatted)\n"
         )

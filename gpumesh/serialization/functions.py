@@ -8,7 +8,7 @@ import logging
 import sys
 import types
 import weakref
-from typing import Any, Callable, Dict, Hashable, NamedTuple, Tuple, Type
+from typing import Any, Callable, Dict, Hashable, NamedTuple, Optional, Tuple, Type
 
 from gpumesh.config import FUNCTION_CACHE_ENTRIES, LARGE_FUNCTION_BYTES, MAX_FUNCTION_BYTES
 from gpumesh.errors import SerializationError
@@ -65,17 +65,19 @@ class Exporter:
         """
         entry = self._entries.get((id(function), retry_on) if retry_on else id(function))
         if entry is not None and entry.owner() is function:
-            if entry.frozen or (not entry.watch.volatile and entry.watch.holds(function)):
+            if (entry.frozen or not entry.watch.volatile) and entry.watch.holds(function):
                 return entry.exported
             return self._export(function, retry_on, entry)
         if type(function) is types.MethodType:
             key = _key(function, retry_on)
             entry = self._entries.get(key)
             if entry is not None and entry.owner() is function.__self__:
-                return entry.exported if entry.frozen else self._export(function, retry_on, entry)
+                if entry.frozen and entry.watch.holds(function):
+                    return entry.exported
+                return self._export(function, retry_on, entry)
         return self._export(function, retry_on, None)
 
-    def _export(self, function: Callable[..., Any], retry_on: ExceptionTypes, known: Any) -> Exported:
+    def _export(self, function: Callable[..., Any], retry_on: ExceptionTypes, known: Optional[_Entry]) -> Exported:
         from gpumesh.serialization import pickling
         from gpumesh.serialization.watching import Watch
 
@@ -85,7 +87,9 @@ class Exporter:
             check_callable(target)
         try:
             data, large, pickler = pickling.dump((target, retry_on))
-        except Exception as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # Pickling runs code of the captured values' classes.
             from gpumesh.serialization import culprit
 
             raise SerializationError(culprit.explain_function(target, name, error)) from error
@@ -97,16 +101,16 @@ class Exporter:
             )
         by_value = pickler.functions or pickler.classes
         exported = Exported(_digest(body), body, name, _PYTHON if by_value else "")
+        if known is not None and known.watch.volatile and known.exported.digest == exported.digest:
+            return known.exported
         frozen = size > LARGE_FUNCTION_BYTES
-        if frozen:
+        if frozen and (known is None or not known.frozen):
             _log.warning(
-                "%s is sent with %s%s; it is captured once, later changes to what it captured are not seen",
+                "%s is sent with %s%s; a change inside what it captured is not seen from now on, only its replacement",
                 name,
                 _megabytes(size),
                 _weight(target),
             )
-        if known is not None and known.exported.digest == exported.digest:
-            exported = known.exported
         watch = Watch(function, target, pickler.functions, pickler.classes)
         self._remember(function, retry_on, exported, watch, frozen)
         return exported

@@ -17,8 +17,11 @@ from typing import Any, Callable, List, Optional, Tuple
 import cloudpickle.cloudpickle as cp  # type: ignore[import-untyped, unused-ignore]
 
 from gpumesh.config import INLINE_BUFFER_BYTES
+from gpumesh.serialization import values
 
 PICKLE_PROTOCOL = 5
+
+values.modules_by_value = cp._PICKLE_BY_VALUE_MODULES
 
 _defined_here: weakref.WeakSet[type] = weakref.WeakSet()
 _received: weakref.WeakSet[type] = weakref.WeakSet()

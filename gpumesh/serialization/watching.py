@@ -153,7 +153,7 @@ def _is_fixed(value: Any, known: Set[int]) -> bool:
     if isinstance(value, type):
         return value is getattr(builtins, value.__name__, None) or is_importable(value)
     if kind is types.FunctionType:
-        return value.__module__ != "__main__"  # By value it would be known: by name it is fixed, hidden or not.
+        return bool(value.__module__ != "__main__")  # By value it would be known: by name it is fixed, hidden or not.
     if kind is types.BuiltinFunctionType:
         owner: Any = value.__self__
         return owner is None or isinstance(owner, (type, types.ModuleType))
