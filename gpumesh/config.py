@@ -42,6 +42,8 @@ MAX_PENDING_TASKS_PER_CLIENT = 5_000_000
 AHEAD_ROUND_TRIPS = 1.5  # Tasks sent ahead of need: this many round trips' worth of work.
 AHEAD_NEGLIGIBLE = 0.02  # A round trip below this fraction of a task needs no task ahead.
 ROUND_TRIP_FLOOR_SECONDS = 0.001  # Two processes and a busy core between them.
+ROUND_TRIP_CAP_SECONDS = 0.05  # A longer one is a busy machine rather than a long wire; believed, it would strand tasks there.
+RECALL_AFTER_SECONDS = 0.05  # A task queued at one worker for so long while another idles is asked back.
 MAX_AHEAD_TASKS = 1024  # Per worker; at 3 us a task this is 3 ms of work.
 UNKNOWN_AHEAD_TASKS = 1  # Ahead of a function never measured.
 

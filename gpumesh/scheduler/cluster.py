@@ -1,0 +1,673 @@
+"""The brain of the coordinator: the only file that knows all parts of the scheduler, and the only one that acts. Pure.
+
+    event ──handle──> tables change ──> actions          time ──on_time──> actions
+
+Promises (invariants.py checks what can be seen between two events):
+
+1. A submitted task has exactly one end, a result in a Deliver or a Fail, unless its client leaves before.
+2. A task is in one place: ready in one queue, or assigned to one worker; a fact with another attempt number changes nothing.
+3. A task with `retries=0` is never assigned again once it may have started.
+4. No slot is free on a worker that could run something that is ready.
+5. What nobody here can ever run is told to its client after a while, and fails in the end.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import repeat
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+
+from gpumesh.config import MAX_PENDING_TASKS_PER_CLIENT, RECALL_AFTER_SECONDS
+from gpumesh.model.ids import SEQUENCE_BITS, ClientNumber, WorkerId
+from gpumesh.model.outcomes import Status
+from gpumesh.model.resources import WorkerFacts
+from gpumesh.scheduler import events as ev
+from gpumesh.scheduler.actions import (
+    Action,
+    Assign,
+    Deliver,
+    Fail,
+    Forget,
+    Notice,
+    Recall,
+    Retrying,
+    WorkersChanged,
+)
+from gpumesh.scheduler.placement import Idle, Placed, allowance, explain, place, room, surplus
+from gpumesh.scheduler.queues import Group, Lane, Queues
+from gpumesh.scheduler.snapshot import worker_views
+from gpumesh.scheduler.states import Batch, Client, Spec, TaskState, Worker, WorkerState
+from gpumesh.scheduler.supervision import Supervision
+from gpumesh.scheduler.throughput import Throughput
+
+_RAN = frozenset((int(Status.OK), int(Status.RAISED)))
+_RETRYABLE = int(Status.RETRYABLE)
+_CRASHED = int(Status.CRASHED)
+_NOT_RUN = int(Status.NOT_RUN)
+_LOST = int(Status.LOST)
+_CANCELLED = int(Status.CANCELLED)
+_INFEASIBLE = int(Status.INFEASIBLE)
+_REFUSED = int(Status.REFUSED)
+
+UNCAPPED = 1 << 62  # More than any allowance.
+
+Returned = Tuple[Spec, int]
+"""A task that goes back to the front of its queue."""
+
+
+class Cluster:
+    """All tables of the mesh; see the module's promises."""
+
+    def __init__(self) -> None:
+        self._workers: Dict[WorkerId, Worker] = {}
+        self._clients: Dict[ClientNumber, Client] = {}
+        self._tasks: Dict[int, Union[Spec, Worker]] = {}  # A ready task's spec, an assigned task's worker.
+        self._queues = Queues()
+        self._throughput = Throughput()
+        self._supervision = Supervision()
+        self._cancelled: Dict[int, None] = {}  # Assigned, and their client wants them ended.
+        self._orphans: Dict[int, List[int]] = {}  # Task id -> attempts that still run somewhere for a client that left.
+        self._stuck: Dict[Group, None] = {}  # Ready tasks and nobody who could run them.
+        self._has_dead = False  # Some lane may hold ids of cancelled tasks.
+        self._idle: Dict[Worker, None] = {}  # Healthy, with a free slot.
+        self._stacked: Dict[Worker, None] = {}  # More assigned than slots.
+        self._balance_at: Optional[float] = None  # When to look whether the stacked hold something for the idle.
+        self._healthy = 0  # As last told in WorkersChanged.
+        self._handlers: Dict[type, Callable[[Any, float, List[Action]], None]] = {
+            ev.WorkerConnected: self._on_worker_connected,
+            ev.WorkerChanged: self._on_worker_changed,
+            ev.WorkerDraining: self._on_worker_draining,
+            ev.WorkerLost: self._on_worker_lost,
+            ev.ClientConnected: self._on_client_connected,
+            ev.ClientLost: self._on_client_lost,
+            ev.SpecDefined: self._on_spec_defined,
+            ev.TasksSubmitted: self._on_tasks_submitted,
+            ev.AttemptsFinished: self._on_attempts_finished,
+            ev.CancelRequested: self._on_cancel_requested,
+        }
+
+    # --- the interface
+
+    def handle(self, event: ev.Event, now: float) -> List[Action]:
+        """Take in what happened; what to do about it, in order."""
+        actions: List[Action] = []
+        self._handlers[type(event)](event, now, actions)
+        return actions
+
+    def next_deadline(self) -> Optional[float]:
+        """When `on_time` is due, None for not before the next event."""
+        due = math.inf if self._balance_at is None else self._balance_at
+        for group in self._stuck:
+            due = min(due, group.due)
+        return None if due == math.inf else due
+
+    def on_time(self, now: float) -> List[Action]:
+        """Time has passed; early calls do no harm."""
+        actions: List[Action] = []
+        if self._balance_at is not None and self._balance_at <= now:
+            self._balance(now, actions)
+        if self._stuck:
+            for group in list(self._stuck):
+                if group.due <= now:
+                    self._give_up(group, now, actions)
+        return actions
+
+    def snapshot(self, now: float) -> List[Dict[str, Any]]:
+        """One dict for each worker, in order of joining; the shape of `mesh.workers()`."""
+        return worker_views(self._workers.values())
+
+    def assigned_count(self) -> int:
+        """Attempts that workers have not reported yet."""
+        return sum(len(worker.assigned) + len(worker.orphans) for worker in self._workers.values())
+
+    def pending_count(self) -> int:
+        """Tasks that have not ended."""
+        return len(self._tasks)
+
+    def state_of(self, task_id: int) -> TaskState:
+        """Where a task is."""
+        where = self._tasks.get(task_id)
+        if where is None:
+            return TaskState.GONE
+        return TaskState.ASSIGNED if type(where) is Worker else TaskState.READY
+
+    # --- workers
+
+    def _on_worker_connected(self, event: ev.WorkerConnected, now: float, actions: List[Action]) -> None:
+        if event.worker in self._workers:
+            self._on_worker_lost(ev.WorkerLost(event.worker, "it connected again"), now, actions)
+        worker = self._workers[event.worker] = Worker(event.worker, event.facts)
+        self._admit(worker, now)
+        self._refill(worker, now, actions)
+        self._tell_workers(actions)
+
+    def _on_worker_changed(self, event: ev.WorkerChanged, now: float, actions: List[Action]) -> None:
+        worker = self._workers.get(event.worker)
+        if worker is None:
+            return
+        self._withdraw(worker, now)
+        self._set_facts(worker, event.facts)
+        self._admit(worker, now)
+        self._refill(worker, now, actions)
+        self._tell_workers(actions)
+
+    def _on_worker_draining(self, event: ev.WorkerDraining, now: float, actions: List[Action]) -> None:
+        worker = self._workers.get(event.worker)
+        if worker is None:
+            return
+        self._withdraw(worker, now)
+        worker.is_draining = True
+        self._settle(worker, now)
+        self._tell_workers(actions)
+
+    def _on_worker_lost(self, event: ev.WorkerLost, now: float, actions: List[Action]) -> None:
+        worker = self._workers.pop(event.worker, None)
+        if worker is None:
+            return
+        self._withdraw(worker, now)
+        self._idle.pop(worker, None)
+        self._stacked.pop(worker, None)
+        for task_id, attempt in worker.orphans:
+            self._forget_orphan(task_id, attempt)
+        executing = frozenset(worker.executing())  # Only asked for membership.
+        returned: List[Returned] = []
+        where = worker.facts.hostname or worker.id
+        for task_id, batch in worker.assigned.items():
+            spec = batch.spec
+            retries = spec.spec.retries
+            if self._cancelled and task_id in self._cancelled:
+                self._fail(spec, task_id, _CANCELLED, "cancelled", actions, worker=worker.id)
+                continue
+            if task_id in executing or retries == 0:
+                if not self._supervision.strike(task_id, worker.id, _LOST, retries=retries):
+                    reason = f"worker {where} was lost while it had the task: {event.reason}"
+                    self._fail(spec, task_id, _LOST, reason, actions, worker=worker.id)
+                    continue
+                actions.append(Retrying(task_id, self._supervision.attempt_of(task_id), worker.id, _LOST))
+            else:
+                self._supervision.give_back(task_id)
+            returned.append((spec, task_id))
+        self._throughput.forget(worker.id)
+        self._return(returned, now, actions)
+        self._tell_workers(actions)
+
+    @staticmethod
+    def _set_facts(worker: Worker, facts: WorkerFacts) -> None:
+        worker.facts = facts
+        worker.slots = facts.slots
+
+    def _admit(self, worker: Worker, now: float) -> None:
+        """Enter a worker wherever it can serve."""
+        if worker.state is WorkerState.HEALTHY:
+            for group in self._queues.groups.values():
+                width = worker.width_of(group.need)
+                if width:
+                    group.workers[worker] = width
+                    group.is_saturated = False
+                    self._stuck.pop(group, None)
+        self._settle(worker, now)
+
+    def _withdraw(self, worker: Worker, now: float) -> None:
+        """Take a worker out of wherever it served."""
+        for group in self._queues.groups.values():
+            if group.workers.pop(worker, None) is not None and group.count and not group.workers:
+                self._stuck[group] = None
+                group.wait_from(now)
+
+    def _settle(self, worker: Worker, now: float) -> None:
+        """Keep the tables of the idle and the stacked, after each change of a worker's load."""
+        load = worker.load
+        if load < worker.slots:
+            self._stacked.pop(worker, None)
+            if worker.is_draining or worker.facts.problem:
+                self._idle.pop(worker, None)
+                return
+            self._idle[worker] = None
+        else:
+            self._idle.pop(worker, None)
+            if load == worker.slots:
+                self._stacked.pop(worker, None)
+            else:
+                self._stacked[worker] = None
+        if self._balance_at is None and self._idle and self._stacked:
+            self._balance_at = now + RECALL_AFTER_SECONDS
+
+    def _tell_workers(self, actions: List[Action]) -> None:
+        healthy = sum(worker.state is WorkerState.HEALTHY for worker in self._workers.values())
+        if healthy != self._healthy:
+            self._healthy = healthy
+            actions.append(WorkersChanged(healthy))
+
+    # --- clients
+
+    def _on_client_connected(self, event: ev.ClientConnected, now: float, actions: List[Action]) -> None:
+        if event.client in self._clients:
+            self._on_client_lost(ev.ClientLost(event.client), now, actions)
+        self._clients[event.client] = Client(event.client, event.name)
+
+    def _on_client_lost(self, event: ev.ClientLost, now: float, actions: List[Action]) -> None:
+        client = self._clients.pop(event.client, None)
+        if client is None:
+            return
+        gone: List[int] = []
+        for worker in self._workers.values():
+            lost = [task_id for task_id, batch in worker.assigned.items() if batch.spec.client is client]
+            if lost:
+                self._orphan(worker, lost, actions)
+                gone.extend(lost)
+        for group in list(self._queues.groups.values()):
+            ids = group.drop(client)
+            if ids:
+                gone.extend(ids)
+                self._queues.note(group)
+                if not group.count:
+                    self._stuck.pop(group, None)
+        for task_id in gone:
+            del self._tasks[task_id]
+            self._supervision.forget(task_id)
+        for spec in [*client.specs.values(), *client.replaced]:
+            spec.group.specs -= 1
+            if not spec.group.specs:
+                self._queues.groups.pop((spec.group.need, spec.group.priority), None)
+        if gone:
+            actions.append(Forget(gone))
+
+    def _orphan(self, worker: Worker, task_ids: List[int], actions: List[Action]) -> None:
+        """Nobody waits for these any more, but they hold their slots until the worker reports them."""
+        recall: List[Tuple[int, int]] = []
+        for task_id in task_ids:
+            batch = worker.assigned.pop(task_id)
+            worker.orphans[task_id, batch.attempt] = batch
+            worker.recalled.pop(task_id, None)
+            self._orphans.setdefault(task_id, []).append(batch.attempt)
+            if self._cancelled and task_id in self._cancelled:
+                del self._cancelled[task_id]  # Has been recalled already.
+            else:
+                recall.append((task_id, batch.attempt))
+        if recall:
+            actions.append(Recall(worker.id, recall, kill=True))
+
+    def _forget_orphan(self, task_id: int, attempt: int) -> None:
+        attempts = self._orphans[task_id]
+        attempts.remove(attempt)
+        if not attempts:
+            del self._orphans[task_id]
+
+    def _on_spec_defined(self, event: ev.SpecDefined, now: float, actions: List[Action]) -> None:
+        client = self._clients.get(event.client)
+        if client is None:
+            return
+        spec = event.spec
+        before = client.specs.get(event.number)
+        if before is not None:
+            if before.spec == spec:
+                return
+            client.replaced.append(before)
+        key = (spec.requirement, spec.priority)
+        group = self._queues.groups.get(key)
+        if group is None:
+            group = self._queues.groups[key] = Group(*key)
+            for worker in self._workers.values():
+                width = worker.width_of(group.need) if worker.state is WorkerState.HEALTHY else 0
+                if width:
+                    group.workers[worker] = width
+        group.specs += 1
+        client.specs[event.number] = Spec(client, spec, self._throughput.function(spec.function), group)
+
+    # --- tasks come in
+
+    def _on_tasks_submitted(self, event: ev.TasksSubmitted, now: float, actions: List[Action]) -> None:
+        number = event.client
+        client = self._clients.get(number)
+        ids = event.task_ids
+        spec = client.specs.get(event.spec_number) if client is not None else None
+        if client is None or spec is None:
+            self._refuse(number, ids, f"spec {event.spec_number} was never defined", actions)
+            return
+        fresh: Dict[int, Union[Spec, Worker]] = dict.fromkeys(ids, spec)
+        if not ids:
+            return
+        if (
+            len(fresh) != len(ids)
+            or min(ids) >> SEQUENCE_BITS != number
+            or max(ids) >> SEQUENCE_BITS != number
+            or not self._tasks.keys().isdisjoint(fresh)
+            or client.pending + len(ids) > MAX_PENDING_TASKS_PER_CLIENT
+        ):
+            ids = self._screen(client, ids, actions)
+            fresh = dict.fromkeys(ids, spec)
+            if not ids:
+                return
+        if self._has_dead:
+            self._bury(client, fresh)
+        if self._orphans:
+            for task_id in ids:
+                if task_id in self._orphans:
+                    self._supervision.start_from(task_id, max(self._orphans[task_id]) + 1)
+
+        self._tasks.update(fresh)
+        client.pending += len(ids)
+        group = spec.group
+        group.push(spec, ids, now)
+        self._queues.note(group)
+        if not group.workers:
+            self._stick(group, spec, now)
+        elif not group.is_saturated:
+            self._distribute(group, now, actions)
+
+    def _screen(self, client: Client, ids: Sequence[int], actions: List[Action]) -> List[int]:
+        """Refuse what cannot be taken, return the rest."""
+        good: Dict[int, None] = {}
+        bad: List[int] = []
+        known: List[int] = []
+        room = MAX_PENDING_TASKS_PER_CLIENT - client.pending
+        too_many: List[int] = []
+        for task_id in ids:
+            if task_id >> SEQUENCE_BITS != client.number:
+                bad.append(task_id)
+            elif task_id in self._tasks or task_id in good:
+                known.append(task_id)
+            elif len(good) >= room:
+                too_many.append(task_id)
+            else:
+                good[task_id] = None
+        self._refuse(client.number, bad, "its id belongs to another client", actions)
+        self._refuse(client.number, known, "a task with this id is pending already", actions)
+        limit = f"this client has {MAX_PENDING_TASKS_PER_CLIENT} tasks pending already; wait for some results first"
+        self._refuse(client.number, too_many, limit, actions)
+        return list(good)
+
+    @staticmethod
+    def _refuse(client: ClientNumber, ids: Iterable[int], reason: str, actions: List[Action]) -> None:
+        for task_id in ids:
+            actions.append(Fail(client, task_id, _REFUSED, {"reason": reason, "attempts": []}))
+
+    def _bury(self, client: Client, fresh: Dict[int, Union[Spec, Worker]]) -> None:
+        """Ids of cancelled tasks that are used again must be out of the queues first."""
+        self._has_dead = False
+        for group in self._queues.ready():
+            for lane in group.lanes.values():
+                if lane.dead:
+                    if lane.client is client and not lane.dead.isdisjoint(fresh):
+                        lane.clean()
+                    else:
+                        self._has_dead = True
+
+    # --- tasks go out
+
+    def _distribute(self, group: Group, now: float, actions: List[Action]) -> None:
+        """Place what is ready in one group, on whoever has room."""
+        rivals = self._queues.rivals(group)
+        while group.count:
+            lane = group.next_lane()
+            spec = lane.head
+            answer = place(group, spec, len(lane.runs[0].ids), rivals)
+            if not isinstance(answer, Placed):
+                group.is_saturated = True
+                break
+            for worker, count in answer.shares:
+                if group.lanes.get(spec.client.number) is not lane or lane.head is not spec:
+                    break  # Fewer were alive than the run is long.
+                taken = group.take(lane, count)
+                if taken:
+                    self._assign(worker, spec, group.workers[worker], taken, now, actions)
+        self._queues.note(group)
+
+    def _refill(self, worker: Worker, now: float, actions: List[Action]) -> None:
+        """Give one worker what it should have: groups in their order, lanes in turns.
+
+        A group whose next task has to wait for room here caps what the ones after it may send ahead; otherwise long tasks, which
+        are not sent ahead, would wait for ever behind short ones, which are.
+        """
+        cap = UNCAPPED
+        for group in self._queues.ready():
+            width = group.workers.get(worker)
+            if width is None:
+                continue
+            before = worker.load
+            while group.count:
+                lane = group.next_lane()
+                spec = lane.head
+                allowed = min(cap, allowance(worker, spec))
+                space = room(worker, allowed, width)
+                if space <= 0:
+                    cap = allowed
+                    break
+                taken = group.take(lane, self._turn(group, space))
+                if taken:
+                    self._assign(worker, spec, width, taken, now, actions)
+            if worker.load != before:
+                self._queues.note(group)
+                self._queues.served(group)
+
+    @staticmethod
+    def _turn(group: Group, space: int) -> int:
+        """How many tasks a lane may send in one turn, so that all lanes share the room."""
+        lanes = len(group.lanes)
+        return space if lanes == 1 else max(1, space // lanes)
+
+    def _assign(self, worker: Worker, spec: Spec, width: int, ids: List[int], now: float, actions: List[Action]) -> None:
+        """The one way into ASSIGNED."""
+        probe = ids[0] if worker.load < worker.slots else -1
+        batch = Batch(spec, 1, width, now, probe)
+        self._tasks.update(dict.fromkeys(ids, worker))
+        worker.assigned.update(dict.fromkeys(ids, batch))
+        worker.add(batch, len(ids))
+        tasks = list(zip(ids, repeat(1)))
+        supervision = self._supervision
+        if supervision:
+            for index, task_id in enumerate(ids):
+                if task_id in supervision:
+                    attempt = supervision.attempt_of(task_id)
+                    tasks[index] = (task_id, attempt)
+                    worker.assigned[task_id] = Batch(spec, attempt, width, now, -1)
+        actions.append(Assign(worker.id, spec.spec, tasks))
+        self._settle(worker, now)
+
+    # --- attempts come back
+
+    def _on_attempts_finished(self, event: ev.AttemptsFinished, now: float, actions: List[Action]) -> None:
+        worker = self._workers.get(event.worker)
+        if worker is None:
+            return
+        assigned = worker.assigned
+        tasks = self._tasks
+        is_odd = bool(self._cancelled) or bool(worker.recalled)
+        delivered: Dict[ClientNumber, List[Tuple[int, int, Any, float]]] = {}
+        returned: List[Returned] = []
+        batch: Optional[Batch] = None  # That of the results before this one; what they sum up to is booked when it changes.
+        probe = -1
+        attempt_due = 0
+        out: List[Tuple[int, int, Any, float]] = []
+        count = ended = ran = 0
+        seconds_ran = 0.0
+        for task_id, attempt, status, payload, seconds in event.results:
+            found = assigned.get(task_id)
+            if found is not batch:
+                if found is None:
+                    self._on_late(worker, task_id, attempt)
+                    continue
+                if batch is not None:
+                    self._book(worker, batch, count, ended, ran, seconds_ran)
+                    count = ended = ran = 0
+                    seconds_ran = 0.0
+                batch = found
+                probe = batch.probe
+                attempt_due = batch.attempt
+                number = batch.spec.client.number
+                if number in delivered:
+                    out = delivered[number]
+                else:
+                    out = delivered[number] = []
+            if found is None or attempt != attempt_due:
+                self._on_late(worker, task_id, attempt)
+                continue
+            del assigned[task_id]
+            count += 1
+            if status in _RAN:
+                ran += 1
+                seconds_ran += seconds
+                if task_id == probe:
+                    worker.observe_round_trip(now - found.assigned_at - seconds)
+            elif not self._ends(worker, found, task_id, status, returned, actions):
+                continue
+            ended += 1
+            del tasks[task_id]
+            out.append((task_id, status, payload, seconds))
+            if is_odd or attempt != 1:
+                self._cancelled.pop(task_id, None)
+                worker.recalled.pop(task_id, None)
+                self._supervision.forget(task_id)
+        if batch is not None:
+            self._book(worker, batch, count, ended, ran, seconds_ran)
+        for number, results in delivered.items():
+            if results:
+                actions.append(Deliver(number, worker.id, results))
+        self._settle(worker, now)
+        if returned:
+            self._return(returned, now, actions)
+        self._refill(worker, now, actions)
+
+    @staticmethod
+    def _book(worker: Worker, batch: Batch, count: int, ended: int, ran: int, seconds: float) -> None:
+        """`count` tasks of a batch have left the worker; `ran` of them ran to their end, in so many seconds together."""
+        if count:
+            worker.remove(batch, count)
+        spec = batch.spec
+        spec.client.pending -= ended
+        worker.done += ended
+        if ran:
+            spec.function.observe(worker.id, worker.facts.score, seconds, ran)
+
+    def _ends(
+        self, worker: Worker, batch: Batch, task_id: int, status: int, returned: List[Returned], actions: List[Action]
+    ) -> bool:
+        """Whether an attempt that did not run to its end is delivered as it is; if not, all that follows has been done."""
+        spec = batch.spec
+        if status not in (_RETRYABLE, _CRASHED, _NOT_RUN):
+            self._supervision.forget(task_id)
+            return True
+        worker.recalled.pop(task_id, None)
+        if self._cancelled and task_id in self._cancelled:
+            self._fail(spec, task_id, _CANCELLED, "cancelled", actions, worker=worker.id)
+            return False
+        if status == _NOT_RUN:
+            self._supervision.give_back(task_id)
+        elif self._supervision.strike(task_id, worker.id, status, retries=spec.spec.retries):
+            actions.append(Retrying(task_id, self._supervision.attempt_of(task_id), worker.id, status))
+        else:
+            self._supervision.forget(task_id)
+            return True
+        returned.append((spec, task_id))
+        return False
+
+    def _on_late(self, worker: Worker, task_id: int, attempt: int) -> None:
+        """A result nobody waits for: of a client that left, or overtaken."""
+        batch = worker.orphans.pop((task_id, attempt), None)
+        if batch is not None:
+            worker.remove(batch, 1)
+            self._forget_orphan(task_id, attempt)
+
+    def _return(self, returned: List[Returned], now: float, actions: List[Action]) -> None:
+        """Tasks go back to the front of their queues, in the order in which they left them, and out again if there is room."""
+        groups: Dict[Group, None] = {}
+        for spec, task_id in reversed(returned):
+            group = spec.group
+            self._tasks[task_id] = spec
+            group.push_front(spec, task_id, now)
+            if group not in groups:
+                groups[group] = None
+                self._queues.note(group)
+            if not group.workers:
+                self._stick(group, spec, now)
+        for group in sorted(groups, key=lambda group: -group.priority):
+            if group.workers:
+                self._distribute(group, now, actions)
+
+    def _fail(self, spec: Spec, task_id: int, status: int, reason: str, actions: List[Action], *, worker: str = "") -> None:
+        """A task ends by our decision; it is in no queue and on no worker any more."""
+        details: Dict[str, Any] = {"reason": reason, "attempts": self._supervision.attempts(task_id)}
+        if worker:
+            details["worker"] = worker
+        del self._tasks[task_id]
+        self._supervision.forget(task_id)
+        self._cancelled.pop(task_id, None)
+        spec.client.pending -= 1
+        actions.append(Fail(spec.client.number, task_id, status, details))
+
+    # --- cancelling
+
+    def _on_cancel_requested(self, event: ev.CancelRequested, now: float, actions: List[Action]) -> None:
+        recalls: Dict[Worker, List[Tuple[int, int]]] = {}
+        for task_id in event.task_ids:
+            if task_id >> SEQUENCE_BITS != event.client:
+                continue
+            where = self._tasks.get(task_id)
+            if where is None:
+                continue  # Its end is on the way.
+            if isinstance(where, Spec):
+                where.group.kill(where.client, task_id)
+                self._has_dead = True
+                self._after_removal(where.group)
+                self._fail(where, task_id, _CANCELLED, "cancelled before it started", actions)
+            elif task_id not in self._cancelled:
+                self._cancelled[task_id] = None
+                recalls.setdefault(where, []).append((task_id, where.assigned[task_id].attempt))
+        for worker, tasks in recalls.items():
+            actions.append(Recall(worker.id, tasks, kill=True))
+
+    def _after_removal(self, group: Group) -> None:
+        """Tasks were taken out of a group other than by placing them."""
+        if not group.count:
+            self._queues.note(group)
+            self._stuck.pop(group, None)
+
+    # --- what nobody can run
+
+    def _stick(self, group: Group, spec: Spec, now: float) -> None:
+        """A task of this spec was added to a group that nobody can run."""
+        if group not in self._stuck:
+            self._stuck[group] = None
+            group.due = math.inf
+        group.hasten(spec, now)
+
+    def _give_up(self, group: Group, now: float, actions: List[Action]) -> None:
+        """Tell the clients, and fail what has waited long enough."""
+        for lane in list(group.lanes.values()):
+            if group.lane_due(lane) > now:
+                continue
+            text = explain(lane.head.spec.name, group.need, list(self._workers.values()))
+            self._expire(group, lane, text, now, actions)
+            client = lane.client
+            if lane.count and group.need not in client.noticed:
+                client.noticed[group.need] = None
+                actions.append(Notice(client.number, next(lane.living()), text))
+        self._after_removal(group)
+        group.set_due()
+
+    def _expire(self, group: Group, lane: Lane, text: str, now: float, actions: List[Action]) -> None:
+        for run in list(lane.runs):
+            timeout = run.spec.spec.placement_timeout
+            if timeout < 0 or run.since + timeout > now:
+                continue
+            ids = group.expire(lane, run)
+            for task_id in ids:
+                self._fail(run.spec, task_id, _INFEASIBLE, text, actions)
+
+    # --- balance
+
+    def _balance(self, now: float, actions: List[Action]) -> None:
+        """Ask tasks back that wait at one worker while another has nothing to do."""
+        self._balance_at = None
+        if not self._idle or not self._stacked:
+            return
+        idle = Idle(self._idle)
+        look_again = math.inf
+        for worker in self._stacked:
+            found = surplus(worker, idle, now)
+            look_again = min(look_again, found.look_again)
+            if found.tasks:
+                worker.recalled.update(dict.fromkeys(task_id for task_id, _ in found.tasks))
+                actions.append(Recall(worker.id, found.tasks, kill=False))
+        if look_again != math.inf:
+            self._balance_at = look_again

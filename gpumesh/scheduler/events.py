@@ -1,0 +1,93 @@
+"""What happened, as told to the cluster: facts in the past tense, with the ids and attempt numbers they belong to. Nothing acts."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence, Tuple, Union
+
+from gpumesh.model.ids import ClientNumber, WorkerId
+from gpumesh.model.resources import WorkerFacts
+from gpumesh.model.tasks import TaskSpec
+
+
+class WorkerConnected(NamedTuple):
+    """A worker has joined. A known id means that it started its connection anew: what it had before is lost."""
+
+    worker: WorkerId
+    facts: WorkerFacts
+
+
+class WorkerChanged(NamedTuple):
+    """A worker has new facts: health, slots, score, devices."""
+
+    worker: WorkerId
+    facts: WorkerFacts
+
+
+class WorkerDraining(NamedTuple):
+    """A worker takes nothing new and leaves when it has finished."""
+
+    worker: WorkerId
+
+
+class WorkerLost(NamedTuple):
+    """A worker is gone for good; `reason` is for people."""
+
+    worker: WorkerId
+    reason: str
+
+
+class ClientConnected(NamedTuple):
+    """A client has joined. A known number means that the one before is gone."""
+
+    client: ClientNumber
+    name: str
+
+
+class ClientLost(NamedTuple):
+    """A client is gone for good; nobody waits for its tasks any more."""
+
+    client: ClientNumber
+
+
+class SpecDefined(NamedTuple):
+    """A client has given a spec a number; tasks submitted from now on under that number mean this spec."""
+
+    client: ClientNumber
+    number: int
+    spec: TaskSpec
+
+
+class TasksSubmitted(NamedTuple):
+    """A client wants these run, in this order if it matters at all."""
+
+    client: ClientNumber
+    spec_number: int
+    task_ids: Sequence[int]
+
+
+class AttemptsFinished(NamedTuple):
+    """Attempts have ended on a worker: (task id, attempt, Status, payload or dict, run seconds), as they came over the wire."""
+
+    worker: WorkerId
+    results: Sequence[Tuple[int, int, int, Any, float]]
+
+
+class CancelRequested(NamedTuple):
+    """A client wants these ended, running or not."""
+
+    client: ClientNumber
+    task_ids: Sequence[int]
+
+
+Event = Union[
+    WorkerConnected,
+    WorkerChanged,
+    WorkerDraining,
+    WorkerLost,
+    ClientConnected,
+    ClientLost,
+    SpecDefined,
+    TasksSubmitted,
+    AttemptsFinished,
+    CancelRequested,
+]

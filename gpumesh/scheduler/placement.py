@@ -1,0 +1,280 @@
+"""Where ready tasks go: who has room, who finishes first, what is asked back, and why nobody can run a task. Changes nothing.
+
+Asked for a place, there are three answers: Placed, BUSY (somebody can, later) and INFEASIBLE (nobody who is here ever can).
+How many tasks of a requirement's GPUs fit on a worker at once belongs here, beside `Worker.width_of`, which counts its slots.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+import math
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from gpumesh.config import (
+    AHEAD_NEGLIGIBLE,
+    AHEAD_ROUND_TRIPS,
+    MAX_AHEAD_TASKS,
+    RECALL_AFTER_SECONDS,
+    UNKNOWN_AHEAD_TASKS,
+)
+from gpumesh.model.resources import Requirement, lacks, show_requirement
+from gpumesh.scheduler.queues import Group
+from gpumesh.scheduler.states import Spec, Worker
+from gpumesh.scheduler.throughput import Function
+
+STEPS_PER_WORKER = (
+    8  # A batch is dealt out in about so many steps for each worker: even to an eighth of a share, cheap for any size.
+)
+NAMED_WORKERS = 8  # In a text for people; the rest is counted.
+
+
+class Nowhere(enum.Enum):
+    """Why there is no place."""
+
+    BUSY = "busy"
+    INFEASIBLE = "infeasible"
+
+
+BUSY = Nowhere.BUSY
+INFEASIBLE = Nowhere.INFEASIBLE
+
+
+class Placed(NamedTuple):
+    """So many tasks to each of these."""
+
+    shares: List[Tuple[Worker, int]]
+
+
+Answer = Union[Placed, Nowhere]
+
+
+def allowance(worker: Worker, spec: Spec) -> int:
+    """Slots' worth of tasks that should be at a worker, running and waiting, if the next ones are of this spec.
+
+    As many wait there as hide the round trip: `AHEAD_ROUND_TRIPS` times what the slots finish in one. A task that may start at
+    most once never waits at a worker, where nobody could tell whether it had started when the worker is lost.
+    """
+    slots = worker.slots
+    if spec.spec.retries == 0:
+        return slots
+    pace = _pace(worker, spec.function)
+    if pace is None:
+        return slots + UNKNOWN_AHEAD_TASKS
+    if worker.round_trip < AHEAD_NEGLIGIBLE * pace:
+        return slots
+    return slots + min(MAX_AHEAD_TASKS, math.ceil(AHEAD_ROUND_TRIPS * worker.round_trip / pace) * slots)
+
+
+def _pace(worker: Worker, function: Function) -> Optional[float]:
+    """Seconds after which a slot comes free, by the longest of what is here and what is to come; None: unknown."""
+    pace = worker.seconds(function)
+    for other in worker.functions:
+        if pace is None:
+            return None
+        if other is not function:
+            seconds = worker.seconds(other)
+            pace = None if seconds is None else max(pace, seconds)
+    return pace
+
+
+def room(worker: Worker, allowed: int, width: int) -> int:
+    """Tasks of a width to send now, so that `allowed` slots' worth is at the worker.
+
+    None as long as more than half of that is there and every slot has something: small refills would make small messages.
+    A wide task is sent to a worker with any free slot; the worker keeps its order, so the slots come free for it.
+    """
+    load = worker.load
+    if load >= worker.slots and load * 2 > allowed:
+        return 0
+    return -(-(allowed - load) // width)
+
+
+def place(group: Group, spec: Spec, ready: int, rivals: Sequence[Group]) -> Answer:
+    """Deal out up to `ready` tasks of one spec, each to the worker with room where it is expected to end first.
+
+    Where `rivals`, other groups with ready tasks, wait for the same worker, nothing is sent ahead; and when several clients wait
+    in this group, one turn takes no more than its share of the room.
+    """
+    if not group.workers:
+        return INFEASIBLE
+    rooms: List[Tuple[Worker, int]] = []
+    total = 0
+    for worker, width in group.workers.items():
+        allowed = allowance(worker, spec)
+        if rivals and any(worker in rival.workers for rival in rivals):
+            allowed = worker.slots
+        space = room(worker, allowed, width)
+        if space > 0:
+            rooms.append((worker, space))
+            total += space
+    if not rooms:
+        return BUSY
+    if len(group.lanes) > 1:
+        ready = min(ready, max(1, total // len(group.lanes)))
+    if ready >= total:
+        return Placed(rooms)
+    if len(rooms) == 1:
+        return Placed([(rooms[0][0], ready)])
+    return Placed(_deal(spec.function, ready, rooms, group))
+
+
+def _deal(function: Function, ready: int, rooms: Sequence[Tuple[Worker, int]], group: Group) -> List[Tuple[Worker, int]]:
+    """Fewer tasks than room: the next always goes where it would end first."""
+    step = max(1, ready // (STEPS_PER_WORKER * len(rooms)))
+    shares = [0] * len(rooms)
+    heap: List[Tuple[float, float, int]] = []
+    bids: List[_Bid] = []
+    for index, (worker, _) in enumerate(rooms):
+        bid = _Bid(worker, function, group.workers[worker])
+        bids.append(bid)
+        heap.append((bid.ends(), -worker.facts.score, index))
+    heapq.heapify(heap)
+    while ready:
+        _, tie, index = heap[0]
+        space = rooms[index][1] - shares[index]
+        count = min(step, space, ready)
+        shares[index] += count
+        ready -= count
+        if space > count:
+            bids[index].take(count)
+            heapq.heapreplace(heap, (bids[index].ends(), tie, index))
+        else:
+            heapq.heappop(heap)
+    return [(worker, share) for (worker, _), share in zip(rooms, shares) if share]
+
+
+class _Bid:
+    """When one more task would end on a worker. Lengths nobody has measured count as 1 second each, queued or not."""
+
+    __slots__ = ("slots", "load", "width", "work", "seconds", "is_known")
+
+    def __init__(self, worker: Worker, function: Function, width: int) -> None:
+        self.slots = worker.slots
+        self.load = worker.load
+        self.width = width
+        seconds = worker.seconds(function)
+        self.is_known = seconds is not None
+        self.seconds = 1.0 if seconds is None else seconds
+        self.work = _work(worker, self.seconds) if self.is_known else 0.0
+
+    def ends(self) -> float:
+        """Seconds from now; with an unknown length the depth of the queue, so that free slots come first."""
+        if not self.is_known:
+            return max(0.0, (self.load + self.width - self.slots) / self.slots)
+        if self.load + self.width <= self.slots:
+            return self.seconds
+        return max(self.seconds, (self.work + self.seconds * self.width) / self.slots)
+
+    def take(self, count: int) -> None:
+        """These are here too."""
+        self.load += self.width * count
+        self.work += self.seconds * self.width * count
+
+
+def _work(worker: Worker, unknown: float) -> float:
+    """Slot seconds of all that is at a worker."""
+    work = 0.0
+    for function, count in worker.functions.items():
+        seconds = worker.seconds(function)
+        work += count * (unknown if seconds is None else seconds)
+    return work
+
+
+class Surplus(NamedTuple):
+    """What to ask back from one worker: (task id, attempt); and when to look again, inf for not before something changes."""
+
+    tasks: List[Tuple[int, int]]
+    look_again: float
+
+
+class Idle:
+    """The workers with free slots, and how much they can take over at once: what they do until the next look."""
+
+    __slots__ = ("budget", "_workers", "_best")
+
+    def __init__(self, workers: Iterable[Worker]) -> None:
+        self._workers = list(workers)
+        self.budget = RECALL_AFTER_SECONDS * sum(worker.slots - worker.load for worker in self._workers)  # Slot seconds.
+        self._best: Dict[Spec, Optional[float]] = {}
+
+    def best_seconds(self, spec: Spec) -> Optional[float]:
+        """Round trip and run time on the best of them; 0 if the length is unknown; None if none of them can run it."""
+        if spec in self._best:
+            return self._best[spec]
+        best: Optional[float] = None
+        for worker in self._workers:
+            if worker in spec.group.workers:
+                seconds = worker.seconds(spec.function)
+                own = 0.0 if seconds is None else seconds + worker.round_trip
+                if best is None or own < best:
+                    best = own
+        self._best[spec] = best
+        return best
+
+    def spend(self, worker: Worker, spec: Spec) -> None:
+        """One of them takes over a task of this spec; a long or unknown one takes its slot until the next look."""
+        seconds = worker.seconds(spec.function)
+        self.budget -= RECALL_AFTER_SECONDS if seconds is None else min(RECALL_AFTER_SECONDS, seconds)
+
+
+def surplus(worker: Worker, idle: Idle, now: float) -> Surplus:
+    """Which of the tasks that wait at a worker should go back, because one of the `idle` would probably end them sooner.
+
+    They must have waited for a while, and the longer they have, the longer they are expected to wait still: the task in front
+    of them may be of a kind that was never measured, or far longer than its like. At most half of what waits is asked back.
+    """
+    waiting = worker.load - worker.slots
+    limit = -(-waiting // 2)
+    wait_seconds = _work(worker, 0.0) / worker.slots
+    tasks: List[Tuple[int, int]] = []
+    look_again = math.inf
+    for task_id in reversed(worker.assigned):
+        batch = worker.assigned[task_id]
+        limit -= batch.width
+        if limit < 0 and tasks:
+            break
+        waiting -= batch.width
+        if waiting < 0:
+            break  # From here on they may be running.
+        if task_id in worker.recalled:
+            continue
+        if idle.budget <= 0:
+            look_again = min(look_again, now + RECALL_AFTER_SECONDS)
+            break
+        own = idle.best_seconds(batch.spec)
+        if own is None:
+            continue
+        due = batch.assigned_at + (RECALL_AFTER_SECONDS if own <= wait_seconds else max(RECALL_AFTER_SECONDS, own))
+        if due <= now:
+            tasks.append((task_id, batch.attempt))
+            idle.spend(worker, batch.spec)
+        else:
+            look_again = min(look_again, due)
+        if limit <= 0:
+            break
+    return Surplus(tasks, look_again)
+
+
+def explain(name: str, need: Requirement, workers: Sequence[Worker]) -> str:
+    """Why nobody can run a task, and what to do about it, for people."""
+    wanted = f"task {name!r} needs {show_requirement(need)}"
+    if not workers:
+        return f"{wanted}, but no worker is connected; join a machine with `gpumesh join`"
+    offers: List[str] = []
+    for worker in workers[:NAMED_WORKERS]:
+        where = worker.facts.hostname or worker.id
+        if worker.is_draining:
+            offers.append(f"{where} is leaving")
+        elif worker.facts.problem:
+            offers.append(f"{where} takes no tasks ({worker.facts.problem})")
+        else:
+            offers.append(f"{where} {' and '.join(lacks(worker.facts, need))}")
+    if len(workers) > NAMED_WORKERS:
+        offers.append(f"and {len(workers) - NAMED_WORKERS} more")
+    count = "the only connected worker" if len(workers) == 1 else f"none of {len(workers)} connected workers"
+    verb = "cannot run it" if len(workers) == 1 else "can run it"
+    return (
+        f"{wanted}, but {count} {verb}: {'; '.join(offers)}; ask for less with options(...), or join a machine that has it"
+        " with `gpumesh join`"
+    )

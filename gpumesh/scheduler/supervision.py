@@ -1,0 +1,77 @@
+"""What befell the tasks that did not end at the first attempt: strikes, attempt numbers, and who may try again. No queues."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+from gpumesh.model.ids import WorkerId
+from gpumesh.model.outcomes import Status
+
+
+class _History:
+    __slots__ = ("attempt", "strikes")
+
+    def __init__(self, attempt: int) -> None:
+        self.attempt = attempt  # The number of the next attempt, or of the one under way.
+        self.strikes: List[Tuple[WorkerId, int]] = []
+
+
+class Supervision:
+    """Only tasks with a past are in here; any other is at its first attempt and has no strike."""
+
+    __slots__ = ("_histories",)
+
+    def __init__(self) -> None:
+        self._histories: Dict[int, _History] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._histories)
+
+    def __contains__(self, task_id: int) -> bool:
+        return task_id in self._histories
+
+    def __len__(self) -> int:
+        return len(self._histories)
+
+    def attempt_of(self, task_id: int) -> int:
+        """The number of the attempt that is under way or next."""
+        history = self._histories.get(task_id)
+        return 1 if history is None else history.attempt
+
+    def start_from(self, task_id: int, attempt: int) -> None:
+        """Numbers below `attempt` are taken: an earlier task of this id still runs somewhere."""
+        self._histories[task_id] = _History(attempt)
+
+    def give_back(self, task_id: int) -> None:
+        """The attempt never started: a new number, no strike."""
+        self._history(task_id).attempt += 1
+
+    def strike(self, task_id: int, worker: WorkerId, status: int, *, retries: int) -> bool:
+        """The attempt failed; whether the task may try again, and then its number has moved on."""
+        history = self._history(task_id)
+        history.strikes.append((worker, status))
+        if len(history.strikes) > retries:
+            return False
+        history.attempt += 1
+        return True
+
+    def forget(self, task_id: int) -> None:
+        """The task has ended."""
+        self._histories.pop(task_id, None)
+
+    def attempts(self, task_id: int) -> List[Dict[str, Any]]:
+        """Failed attempts for people, oldest first."""
+        history = self._histories.get(task_id)
+        if history is None:
+            return []
+        return [{"worker": worker, "status": Status(status).name} for worker, status in history.strikes]
+
+    def ids(self) -> List[int]:
+        """Tasks with a past."""
+        return list(self._histories)
+
+    def _history(self, task_id: int) -> _History:
+        history = self._histories.get(task_id)
+        if history is None:
+            history = self._histories[task_id] = _History(1)
+        return history
