@@ -86,16 +86,12 @@ def resolve_mesh(url: Optional[str], token: Optional[str], token_file: Optional[
     """
     from gpumesh.errors import AuthenticationError, MeshUnavailableError
     from gpumesh.network.address import parse_address
-    from gpumesh.runtime.settings import load_connection
+    from gpumesh.runtime.settings import resolve_connection
 
-    saved_url, saved_token = load_connection()
-    found = url or os.environ.get("GPUMESH_URL", "").strip() or saved_url
+    found, secret = resolve_connection(url, given_token(token, token_file))
     if not found:
         raise MeshUnavailableError("no mesh is known on this machine; name its address, or start one with `gpumesh serve`")
     address = parse_address(found)
-    secret = given_token(token, token_file)
-    if secret is None and saved_url and saved_token and parse_address(saved_url) == address:
-        secret = saved_token
     if secret is None and ask and sys.stdin.isatty():
         secret = typer.prompt("Token of the mesh", hide_input=True).strip()
     if not secret:
