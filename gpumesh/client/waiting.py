@@ -7,9 +7,10 @@ import time
 from collections import deque
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Set
 
 from gpumesh.client.futures import MeshFuture
+from gpumesh.model.records import NamedTuple
 
 
 class DoneAndNotDone(NamedTuple):

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import os
 import sys
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional
+from typing import Dict, Iterator, List, Mapping, Optional
 
 from gpumesh.devices.scoring import check_score, cpu_prior
+from gpumesh.model.records import NamedTuple
 from gpumesh.model.resources import DeviceFacts, WorkerFacts
 from gpumesh.version import __version__
 

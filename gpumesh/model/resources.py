@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from gpumesh.model.records import NamedTuple
 
 GPU_KINDS = ("cuda", "mps", "rocm", "gpu")
 _UNITS = {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
+from gpumesh.model.records import NamedTuple
 from gpumesh.model.resources import ANYTHING, Requirement, requirement_from_wire
 
 DIGEST_BYTES = 16

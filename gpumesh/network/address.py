@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from gpumesh.config import DEFAULT_PORT
+from gpumesh.model.records import NamedTuple
 
 SCHEMES = ("http", "https", "gpumesh", "tcp")
 _URL = re.compile(

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple, Type
+from typing import Any, Deque, Dict, List, Optional, Tuple, Type
 
 from gpumesh.config import (
     BULK_MESSAGE_BYTES,
@@ -42,6 +42,7 @@ from gpumesh.errors import (
     ProtocolError,
     VersionMismatchError,
 )
+from gpumesh.model.records import NamedTuple
 from gpumesh.protocol import auth, codec, frames
 from gpumesh.protocol.messages import (
     PREAUTH_TAGS,
@@ -587,8 +588,10 @@ def _refusal(message: Refused) -> MeshError:
 
 def _not_a_mesh(data: bytes) -> ProtocolError:
     """Says who is talking instead, as far as the first bytes tell."""
-    if data.startswith(b"HTTP/") or data[:4] in _HTTP_VERBS:
-        who = "an HTTP server" if data.startswith(b"HTTP/") else "an HTTP client"
+    if data.startswith(b"HTTP"):
+        who = "an HTTP server"
+    elif data[:4] in _HTTP_VERBS:
+        who = "an HTTP client"
     elif data.startswith(b"SSH-"):
         who = "an SSH server"
     elif data[:2] in (b"\x16\x03", b"\x15\x03"):

@@ -19,10 +19,11 @@ All numbers are little-endian. Promises:
 from __future__ import annotations
 
 import struct
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 from gpumesh.config import CHUNK_BYTES, PREAUTH_FRAME_BYTES, PROTOCOL_VERSION
 from gpumesh.errors import ProtocolError
+from gpumesh.model.records import NamedTuple
 
 MAGIC = b"\x89gmesh"
 PREAMBLE = MAGIC + struct.pack("<H", PROTOCOL_VERSION)

@@ -9,7 +9,9 @@ older one does not know it ignores, what an older one does not send has a defaul
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, List, Tuple, Type, TypeVar
+
+from gpumesh.model.records import NamedTuple
 
 M = TypeVar("M", bound=Type[Any])
 

@@ -80,18 +80,19 @@ class Coordinator:
         self._cluster = Cluster()
         self._server: Optional[asyncio.AbstractServer] = None
         self._links: Set[PeerLink] = set()
-        self._strangers: "OrderedDict[PeerLink, None]" = OrderedDict()  # Not yet registered, oldest first.
+        self._strangers: OrderedDict[PeerLink, None] = OrderedDict()  # Not yet registered, oldest first.
         self._workers: Dict[WorkerId, _Worker] = {}
         self._clients: Dict[ClientNumber, _Client] = {}
         self._functions: Dict[bytes, Any] = {}
         self._function_users: Dict[bytes, int] = {}
         self._payloads: Dict[int, Any] = {}  # task id -> arguments, until the task has ended.
-        self._results: Dict[int, Any] = {}
+        self._history: Dict[int, List[Dict[str, Any]]] = {}  # task id -> its failed attempts, while it is tried again.
+        self._incoming: Any = ()  # The results being handled.
         self._healthy = 0
         self._ended = 0
         self._timer: Optional[asyncio.TimerHandle] = None
         self._timer_at = 0.0
-        self._drained: Optional["asyncio.Future[None]"] = None
+        self._drained: Optional[asyncio.Future[None]] = None
 
     async def start(self, listener: socket.socket) -> None:
         """Serve on a listening socket, which is ours from now on."""
@@ -266,7 +267,9 @@ class Coordinator:
     def _on_worker_message(self, worker: _Worker, kind: Any, message: Any) -> None:
         now = self._loop.time()
         if kind is TasksFinished:
+            self._incoming = message.results
             self._perform(self._cluster.handle(ev.AttemptsFinished(worker.ident, message.results), now))
+            self._incoming = ()
             if self._drained is not None:
                 self._check_drained()
         elif kind is TaskOutput:
@@ -314,6 +317,7 @@ class Coordinator:
             elif kind is act.Forget:
                 for task_id in action.task_ids:
                     self._payloads.pop(task_id, None)
+                    self._history.pop(task_id, None)
             elif kind is act.WorkersChanged:
                 self._healthy = action.count
                 for client in self._clients.values():
@@ -326,8 +330,31 @@ class Coordinator:
                 )
         self._arm()
 
+    def _on_retrying(self, action: act.Retrying) -> None:
+        logger.info("task %x runs again (attempt %d) after %s", action.task_id, action.attempt, Status(action.status).name)
+        details: Dict[str, Any] = {}
+        for result in self._incoming:
+            if result[0] == action.task_id and isinstance(result[3], dict):
+                details = result[3]
+        worker = self._workers.get(action.worker)
+        label = worker.label if worker is not None else ""
+        attempt = {"worker": action.worker, "hostname": label, "status": int(action.status), **details}
+        self._history.setdefault(action.task_id, []).append(attempt)
+
+    def _with_history(self, action: act.Deliver) -> List[Tuple[int, int, Any, float]]:
+        """Failed attempts travel with the last one."""
+        results: List[Tuple[int, int, Any, float]] = []
+        for task_id, status, payload, seconds in action.results:
+            history = self._history.pop(task_id, None)
+            if history is not None and isinstance(payload, dict):
+                payload = {**payload, "attempts": [*history, {"worker": action.worker, "status": status, **payload}]}
+            results.append((task_id, status, payload, seconds))
+        return results
+
     def _deliver(self, action: act.Deliver) -> None:
         payloads = self._payloads
+        if self._history:
+            action = action._replace(results=self._with_history(action))
         for result in action.results:
             payloads.pop(result[0], None)
         self._ended += len(action.results)
@@ -339,11 +366,14 @@ class Coordinator:
 
     def _fail(self, action: act.Fail) -> None:
         self._payloads.pop(action.task_id, None)
+        details = action.details
+        history = self._history.pop(action.task_id, None)
+        if history:
+            details = {**details, "attempts": history}
         client = self._clients.get(action.client)
         if client is not None:
-            client.link.send(
-                TaskResults(str(action.details.get("worker", "")), [(action.task_id, int(action.status), action.details, 0.0)])
-            )
+            worker = str(details.get("worker", ""))
+            client.link.send(TaskResults(worker, [(action.task_id, int(action.status), details, 0.0)]))
 
     def _assign(self, action: act.Assign) -> None:
         worker = self._workers[action.worker]

@@ -23,7 +23,7 @@ from gpumesh.runtime.spawner_channel import MessageReader, send_request
 END_SECONDS = 5.0  # From closing the channel to the last process being reaped; killed then.
 STOP_SECONDS = 10.0  # For a worker to finish what it runs.
 
-_open: "weakref.WeakSet[_Processes]" = weakref.WeakSet()
+_open: weakref.WeakSet[_Processes] = weakref.WeakSet()
 
 
 class _Processes:
@@ -270,7 +270,7 @@ def start_coordinator(port: int = DEFAULT_PORT, token: Optional[str] = None, *, 
     return handle
 
 
-_coordinators: "weakref.WeakSet[CoordinatorHandle]" = weakref.WeakSet()
+_coordinators: weakref.WeakSet[CoordinatorHandle] = weakref.WeakSet()
 
 
 def _facts(slots: Optional[int], score: Optional[float], tags: Optional[Mapping[str, str]]) -> Any:

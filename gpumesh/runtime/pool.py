@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
+from typing import Any, Deque, Dict, List, Optional, Set, Tuple
 
 from gpumesh.config import OUTPUT_READ_BYTES, STDERR_TAIL_BYTES, STDERR_TAIL_LINES
 from gpumesh.model.outcomes import Status
@@ -315,7 +315,7 @@ class RunnerPool:
             elif kind is RunnerReady:
                 self._perform(self.local.on_ready(process.ident, self._loop.time()))
             elif kind is Closed:
-                pass  # The spawner's word about its exit follows, or the process has closed its own socket and is of no use:
+                # The spawner's word about its exit follows, or the process has closed its own socket and is of no use:
                 if not process.is_gone:
                     self._signal(process.ident, signal.SIGKILL)
 
@@ -330,7 +330,7 @@ class RunnerPool:
             "exit": code,
             "pid": process.pid,
             "stderr": self._tail(process),
-            "reason": error or describe_exit(code),
+            "reason": error,
         }
         self._forget(process)
         if not self._is_closed:
@@ -404,16 +404,16 @@ class RunnerPool:
         return "\n".join(text.splitlines()[-STDERR_TAIL_LINES:])
 
 
-_tasks: Set["asyncio.Task[Any]"] = set()
+_tasks: Set[asyncio.Task[Any]] = set()
 
 
-def _keep(task: "asyncio.Task[Any]") -> None:
+def _keep(task: asyncio.Task[Any]) -> None:
     """The loop holds tasks weakly; hold this one until it ends, and let its failure be heard."""
     _tasks.add(task)
     task.add_done_callback(_ended)
 
 
-def _ended(task: "asyncio.Task[Any]") -> None:
+def _ended(task: asyncio.Task[Any]) -> None:
     _tasks.discard(task)
     if not task.cancelled() and task.exception() is not None:
         logger.error("background work failed", exc_info=task.exception())
@@ -423,14 +423,3 @@ def thread_environment(threads: int) -> Dict[str, str]:
     """Limits for the numeric libraries of one runner; what the user has set stays."""
     return {name: str(threads) for name in THREAD_VARIABLES if name not in os.environ}
 
-
-def describe_exit(code: int) -> str:
-    """An exit code for people."""
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    hint = ", probably out of memory" if name == "SIGKILL" else ""
-    return f"killed by {name}{hint}"

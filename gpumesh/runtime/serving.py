@@ -48,7 +48,7 @@ def run_coordinator(
         loop = asyncio.get_running_loop()
         coordinator = Coordinator(token=token)
         await coordinator.start(listener)
-        over: "asyncio.Future[None]" = loop.create_future()
+        over: asyncio.Future[None] = loop.create_future()
 
         def end() -> None:
             if not over.done():

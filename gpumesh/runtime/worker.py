@@ -136,7 +136,7 @@ class WorkerAgent(PoolOwner):
             )
         except (OSError, asyncio.TimeoutError) as error:
             return MeshUnavailableError(str(error) or f"no answer within {CONNECT_SECONDS:g} s")
-        ends: List["asyncio.Future[Any]"] = [self._lost, self._over]
+        ends: List[asyncio.Future[Any]] = [self._lost, self._over]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         return self._lost.result() if self._lost.done() else MeshUnavailableError("stopped")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Tuple, Union
+from typing import Any, Dict, List, Tuple, Union
 
 from gpumesh.model.ids import ClientNumber, WorkerId
+from gpumesh.model.records import NamedTuple
 from gpumesh.model.tasks import TaskSpec
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Sequence, Tuple, Union
 
 from gpumesh.model.ids import ClientNumber, WorkerId
+from gpumesh.model.records import NamedTuple
 from gpumesh.model.resources import WorkerFacts
 from gpumesh.model.tasks import TaskSpec
 

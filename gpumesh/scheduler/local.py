@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 import heapq
 from collections import deque
-from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Deque, Dict, Iterable, List, Optional, Tuple
 
 from gpumesh.config import (
     CANCEL_GRACE_SECONDS,
@@ -32,6 +32,7 @@ from gpumesh.config import (
     RUNNER_START_SECONDS,
 )
 from gpumesh.model.outcomes import Status
+from gpumesh.model.records import NamedTuple
 
 _NOT_RUN = int(Status.NOT_RUN)
 _CANCELLED = int(Status.CANCELLED)
@@ -312,7 +313,8 @@ class LocalPool:
                 report.append((task.task_id, task.attempt, status, dict(details), 0.0))
             elif number == started:
                 status = runner.reason if number == runner.interrupted else _CRASHED
-                report.append((task.task_id, task.attempt, status, dict(details), max(0.0, now - runner.since)))
+                why = {**details, **self._why(status, task)} if status != _CRASHED else dict(details)
+                report.append((task.task_id, task.attempt, status, why, max(0.0, now - runner.since)))
             elif unwanted:
                 report.append((task.task_id, task.attempt, _CANCELLED, dict(details), 0.0))
             else:
@@ -482,7 +484,7 @@ class LocalPool:
             unwanted = self._unwanted.pop(task_id, None) is not None
             if number == runner.interrupted:
                 if runner.reason == _TIMED_OUT or status == _CANCELLED:
-                    status, payload = runner.reason, {"reason": "interrupted"}
+                    status, payload = runner.reason, self._why(runner.reason, task)
                 runner.interrupted = 0
             elif status == _NOT_RUN:
                 if unwanted:
@@ -496,6 +498,12 @@ class LocalPool:
         else:
             self._queue.extendleft(reversed(back))
         return report
+
+    def _why(self, status: int, task: Task) -> Dict[str, Any]:
+        if status == _TIMED_OUT:
+            limit = self._specs[task.spec].timeout
+            return {"reason": f"it ran longer than its timeout of {limit:g} s", "seconds": limit}
+        return {"reason": "cancelled while it ran"}
 
     def _put_back(self, back: List[Task], actions: List[Any]) -> None:
         """To the front of the queue, or to the coordinator when this worker is leaving."""

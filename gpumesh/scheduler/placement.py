@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import heapq
 import math
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from gpumesh.config import (
     AHEAD_NEGLIGIBLE,
@@ -18,6 +18,7 @@ from gpumesh.config import (
     RECALL_AFTER_SECONDS,
     UNKNOWN_AHEAD_TASKS,
 )
+from gpumesh.model.records import NamedTuple
 from gpumesh.model.resources import Requirement, lacks, show_requirement
 from gpumesh.scheduler.queues import Group
 from gpumesh.scheduler.states import Spec, Worker

@@ -7,8 +7,9 @@ import functools
 import io
 import time
 import types
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+from gpumesh.model.records import NamedTuple
 from gpumesh.serialization.pickling import Pickler
 
 MAX_DEPTH = 60  # Steps from the value to the culprit; deeper paths are not readable anyway.

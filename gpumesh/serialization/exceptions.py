@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import sys
 import traceback
 import types
 from typing import Any, Dict, Iterator, List, Optional, Tuple, Type
@@ -122,8 +123,6 @@ class _ExceptionPickler(Pickler):
         if known[1]:
             return value
         self._dropped.append(name)
-        if hasattr(value, "read"):
-            return io.BytesIO()  # A response without its body still has one to read, or its class may not work at all.
         return _safe(repr, value) if repr_instead else _LOST
 
     def _try(self, value: Any) -> bool:
@@ -201,6 +200,9 @@ def _new(class_: Type[BaseException], args: Tuple[Any, ...]) -> BaseException:
         made = builtin.__new__(class_)  # type: ignore[call-overload]
     if not isinstance(made, BaseException):
         raise TypeError(f"{class_!r} made {made!r}")
+    http_error: Any = getattr(sys.modules.get("urllib.error"), "HTTPError", ())
+    if isinstance(made, http_error):
+        http_error.__init__(made, "", 0, "", {}, io.BytesIO())  # It is its own response: without a body it breaks on every look.
     return made
 
 

@@ -8,11 +8,12 @@ import logging
 import sys
 import types
 import weakref
-from typing import Any, Callable, Dict, Hashable, NamedTuple, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Hashable, Optional, Tuple, Type
 
 from gpumesh.config import FUNCTION_CACHE_ENTRIES, LARGE_FUNCTION_BYTES, MAX_FUNCTION_BYTES
 from gpumesh.errors import SerializationError
 from gpumesh.model.payloads import Payload, payload_bytes
+from gpumesh.model.records import NamedTuple
 from gpumesh.serialization import values
 
 DIGEST_BYTES = 16

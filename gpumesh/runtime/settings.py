@@ -1,0 +1,132 @@
+"""What the environment and the saved connection say; nothing here connects.
+
+The connection file is JSON with `url` and `token`, readable by its owner alone. `gpumesh serve` and `gpumesh join` save it, `GPUMesh()`
+and the commands read it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from typing import Mapping, Optional, Tuple
+
+from gpumesh.model.records import NamedTuple
+
+logger = logging.getLogger("gpumesh")
+
+_NO = ("", "0", "false", "no", "off")
+_FILE = "connection.json"
+
+
+class Environment(NamedTuple):
+    """The variables that gpumesh reads."""
+
+    url: Optional[str]  # GPUMESH_URL
+    token: Optional[str]  # GPUMESH_TOKEN
+    is_local: bool  # GPUMESH_LOCAL: run on this machine, whatever mesh is named.
+    verbosity: int  # GPUMESH_VERBOSE: 0, 1 (what ran where), 2 (everything).
+
+
+def read_environment(variables: Optional[Mapping[str, str]] = None) -> Environment:
+    """The variables as they are at this moment; `variables` stands in for `os.environ`."""
+    found = os.environ if variables is None else variables
+
+    def text(name: str) -> str:
+        return found.get(name, "").strip()
+
+    verbose = text("GPUMESH_VERBOSE").lower()
+    return Environment(
+        text("GPUMESH_URL") or None,
+        text("GPUMESH_TOKEN") or None,
+        text("GPUMESH_LOCAL").lower() not in _NO,
+        0 if verbose in _NO else 2 if verbose in ("2", "3", "debug") else 1,
+    )
+
+
+def connection_file() -> str:
+    """Where the saved connection is kept: the user's folder for configuration."""
+    if sys.platform == "linux":  # What platformdirs says too, without the 5 ms that importing it takes.
+        folder = os.environ.get("XDG_CONFIG_HOME", "").strip()
+        if not folder:
+            folder = os.path.join(os.path.expanduser("~"), ".config")
+        return os.path.join(folder, "gpumesh", _FILE)
+    try:
+        import platformdirs
+    except ImportError:
+        return os.path.join(os.path.expanduser("~"), ".config", "gpumesh", _FILE)
+    return os.path.join(platformdirs.user_config_dir("gpumesh", appauthor=False), _FILE)
+
+
+def save_connection(url: str, token: str) -> None:
+    """Remember a mesh for this user's next `GPUMesh()` or command; the file is never readable by others, not even for a moment.
+
+    Failing to do so is logged and nothing more: whoever saves has a mesh that works.
+    """
+    path = connection_file()
+    part = f"{path}.{os.getpid()}"
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            os.chmod(part, 0o600)  # Whatever an older file of this name was.
+            json.dump({"url": url, "token": token}, file)
+        os.replace(part, path)
+    except OSError as error:
+        logger.warning("cannot save the connection in %s: %s; name the mesh with GPUMESH_URL and GPUMESH_TOKEN instead", path, error)
+
+
+def load_connection() -> Tuple[Optional[str], Optional[str]]:
+    """(url, token) as saved, (None, None) when nothing usable is."""
+    path = connection_file()
+    try:
+        with open(path, encoding="utf-8") as file:
+            saved = json.load(file)
+        url, token = saved["url"], saved["token"]
+        if not (isinstance(url, str) and isinstance(token, str)):
+            raise ValueError("url and token are not both text")
+    except FileNotFoundError:
+        return None, None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("cannot use the saved connection in %s (%s: %s); delete the file, or join again", path, type(error).__name__, error)
+        return None, None
+    return url or None, token or None
+
+
+def resolve_connection(url: Optional[str] = None, token: Optional[str] = None) -> Tuple[Optional[str], Optional[str]]:
+    """Address and secret of the mesh to use: those given, else from the environment, else as saved.
+
+    The saved secret is used only for the address that it was saved with.
+
+    Returns:
+        (None, None) or (None, token) when no mesh is named anywhere.
+
+    Raises:
+        ValueError: An address makes no sense; the message says where it came from.
+    """
+    from gpumesh.network.address import parse_address
+
+    environment = read_environment()
+    found = url if url is not None else environment.url
+    secret = token if token is not None else environment.token
+    if found is not None:
+        try:
+            address = parse_address(found)
+        except ValueError as error:
+            if url is None:
+                raise ValueError(f"GPUMESH_URL: {error}") from None
+            raise
+        if secret is not None:
+            return found, secret
+    saved_url, saved_token = load_connection()
+    if saved_url is None:
+        return found, secret
+    try:
+        saved_address = parse_address(saved_url)
+    except ValueError as error:
+        logger.warning("the saved connection in %s is of no use: %s", connection_file(), error)
+        return found, secret
+    if found is None:
+        return saved_url, secret if secret is not None else saved_token
+    return found, saved_token if saved_address == address else None
