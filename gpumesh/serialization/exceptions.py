@@ -202,7 +202,9 @@ def _new(class_: Type[BaseException], args: Tuple[Any, ...]) -> BaseException:
         raise TypeError(f"{class_!r} made {made!r}")
     http_error: Any = getattr(sys.modules.get("urllib.error"), "HTTPError", ())
     if isinstance(made, http_error):
-        http_error.__init__(made, "", 0, "", {}, io.BytesIO())  # It is its own response: without a body it breaks on every look.
+        http_error.__init__(
+            made, "", 0, "", {}, io.BytesIO()
+        )  # It is its own response: without a body it breaks on every look.
     return made
 
 
