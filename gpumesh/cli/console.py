@@ -5,25 +5,25 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Annotated, Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import typer
 
 _verbosity = 0
 
-TokenOption = Annotated[
-    Optional[str],
-    typer.Option(
-        "--token", help="The mesh's secret. Others on this machine can see it in the list of processes: prefer the two below."
-    ),
-]
-TokenFileOption = Annotated[Optional[str], typer.Option("--token-file", metavar="FILE", help="A file with the secret in it.")]
-SlotsOption = Annotated[
-    Optional[int], typer.Option("--slots", min=1, max=4096, help="Tasks at a time on this machine; by default one per core.")
-]
-ScoreOption = Annotated[
-    Optional[float], typer.Option("--score", help="This machine's speed instead of the measured one; 100 is an RTX 4090.")
-]
+# Defaults of parameters that several commands share, each to be annotated with the type in the comment.
+TOKEN: Any = typer.Option(  # Optional[str]
+    None,
+    "--token",
+    help="The mesh's secret. Others on this machine can see it in the list of processes: prefer --token-file or GPUMESH_TOKEN.",
+)
+TOKEN_FILE: Any = typer.Option(None, "--token-file", metavar="FILE", help="A file with the secret in it.")  # Optional[str]
+SLOTS: Any = typer.Option(  # Optional[int]
+    None, "--slots", min=1, max=4096, help="Tasks at a time on this machine; by default one per core."
+)
+SCORE: Any = typer.Option(  # Optional[float]
+    None, "--score", help="This machine's speed instead of the measured one; 100 is an RTX 4090."
+)
 
 
 def set_verbosity(level: int) -> None:

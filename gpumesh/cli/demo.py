@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Dict, List, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Tuple
 
 import typer
 
@@ -69,7 +69,7 @@ def settings(*, quick: bool) -> List[Dict[str, Any]]:
 
 
 def demo(
-    quick: Annotated[bool, typer.Option("--quick", help="A third of the images and two folds: done in seconds.")] = False,
+    quick: bool = typer.Option(False, "--quick", help="A third of the images and two folds: done in seconds."),
 ) -> None:
     """Sweep hyperparameters of a model on this machine's cores, and watch the results stream in.
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 import typer
 
-from gpumesh.cli.console import ScoreOption, SlotsOption, TokenFileOption, TokenOption, log_to_stderr, resolve_mesh
+from gpumesh.cli.console import SCORE, SLOTS, TOKEN, TOKEN_FILE, log_to_stderr, resolve_mesh
 
 
 def join(
-    url: Annotated[
-        Optional[str],
-        typer.Argument(help="The mesh's address, as `gpumesh serve` shows it; by default the one saved on this machine."),
-    ] = None,
-    token: TokenOption = None,
-    token_file: TokenFileOption = None,
-    slots: SlotsOption = None,
-    score: ScoreOption = None,
-    tag: Annotated[
-        Optional[List[str]],
-        typer.Option("--tag", metavar="NAME=VALUE", help="Something for tasks to ask for; may be repeated."),
-    ] = None,
+    url: Optional[str] = typer.Argument(
+        None, help="The mesh's address, as `gpumesh serve` shows it; by default the one saved on this machine."
+    ),
+    token: Optional[str] = TOKEN,
+    token_file: Optional[str] = TOKEN_FILE,
+    slots: Optional[int] = SLOTS,
+    score: Optional[float] = SCORE,
+    tag: Optional[List[str]] = typer.Option(
+        None, "--tag", metavar="NAME=VALUE", help="Something for tasks to ask for; may be repeated."
+    ),
 ) -> None:
     """Lend this machine to a mesh until Ctrl-C.
 

@@ -6,7 +6,7 @@ Exit codes: 0 done, 1 something went wrong (the last line on standard error says
 from __future__ import annotations
 
 import sys
-from typing import Annotated, List, NoReturn, Optional
+from typing import List, NoReturn, Optional
 
 import typer
 
@@ -38,12 +38,10 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, metavar="", help="Say more; twice for everything.", show_default=False)
-    ] = 0,
-    version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version and exit.")
-    ] = False,
+    verbose: int = typer.Option(
+        0, "--verbose", "-v", count=True, metavar="", help="Say more; twice for everything.", show_default=False
+    ),
+    version: bool = typer.Option(False, "--version", is_eager=True, callback=_show_version, help="Print the version and exit."),
 ) -> None:
     set_verbosity(verbose)
 

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Optional
 
 import typer
 
-from gpumesh.cli.console import ScoreOption, SlotsOption, TokenFileOption, TokenOption, given_token, log_to_stderr
+from gpumesh.cli.console import SCORE, SLOTS, TOKEN, TOKEN_FILE, given_token, log_to_stderr
 from gpumesh.config import DEFAULT_PORT
 
 ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"
 
 
 def serve(
-    host: Annotated[
-        str, typer.Option("--host", help="Address to listen on: 127.0.0.1 for this machine alone, 0.0.0.0 for others too.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
-    ] = DEFAULT_PORT,
-    token: TokenOption = None,
-    token_file: TokenFileOption = None,
-    self_worker: Annotated[bool, typer.Option("--self-worker/--no-self-worker", help="Let this machine work too.")] = True,
-    slots: SlotsOption = None,
-    score: ScoreOption = None,
+    host: str = typer.Option(
+        "127.0.0.1", "--host", help="Address to listen on: 127.0.0.1 for this machine alone, 0.0.0.0 for others too."
+    ),
+    port: int = typer.Option(DEFAULT_PORT, "--port", min=0, max=65535, help="Port to listen on; 0 picks a free one."),
+    token: Optional[str] = TOKEN,
+    token_file: Optional[str] = TOKEN_FILE,
+    self_worker: bool = typer.Option(True, "--self-worker/--no-self-worker", help="Let this machine work too."),
+    slots: Optional[int] = SLOTS,
+    score: Optional[float] = SCORE,
 ) -> None:
     """Start a mesh on this machine: others join it, and it works too.
 

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 import typer
 
-from gpumesh.cli.console import TokenFileOption, TokenOption, log_to_stderr, resolve_mesh
+from gpumesh.cli.console import TOKEN, TOKEN_FILE, log_to_stderr, resolve_mesh
 
 
 def workers(
-    url: Annotated[
-        Optional[str], typer.Option("--url", help="The mesh's address; by default the one saved on this machine.")
-    ] = None,
-    token: TokenOption = None,
-    token_file: TokenFileOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
+    url: Optional[str] = typer.Option(None, "--url", help="The mesh's address; by default the one saved on this machine."),
+    token: Optional[str] = TOKEN,
+    token_file: Optional[str] = TOKEN_FILE,
+    as_json: bool = typer.Option(False, "--json", help="Print a JSON list instead of a table."),
 ) -> None:
     """Show the machines of the mesh."""
     import logging
 
-    from gpumesh import GPUMesh
-
     log_to_stderr(usual_level=logging.ERROR)
     address, secret = resolve_mesh(url, token, token_file, ask=False)
+    from gpumesh import GPUMesh
+
     with GPUMesh(address, token=secret, fallback=False) as mesh:
         found = mesh.workers()
     if as_json:
