@@ -157,9 +157,8 @@ class RunnerPool:
 
     def abandon(self) -> None:
         """The coordinator is lost: end everything, report nothing of it."""
-        tasks = self.local.open_tasks()
         self._payloads.clear()
-        self._perform(self.local.on_recalled(tasks, kill=True, now=self._loop.time()))
+        self._perform(self.local.abandon())
 
     # --- acting
 

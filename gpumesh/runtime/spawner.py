@@ -9,8 +9,8 @@ A channel carries length-prefixed msgpack requests with file descriptors attache
 
 Promises:
 
-1. The children of a channel are killed when the channel ends, however its other side ended; with the first channel the spawner
-   itself ends, and with it everything.
+1. The children of a channel are killed when the channel ends, however its other side ended; with the first channel, or the
+   coordinator whose mesh this is, the spawner itself ends, and with it everything.
 2. A child inherits no descriptor but its own, so an end of stream means what it says.
 3. A signal reaches the child it is meant for or nobody: only this process reaps, so no process id is used twice.
 4. Exit codes are as in `subprocess`: negative for a signal.
@@ -54,6 +54,8 @@ class Spawner:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._pid = os.getpid()
+        self._coordinator = 0  # Its pid, in an embedded mesh; a worker without it has nobody to work for.
+        self._is_over = False
 
     def run(self) -> None:
         """Serve until the first channel ends."""
@@ -64,7 +66,7 @@ class Spawner:
         poll.register(self._first, select.POLLIN)
         self._reap()
         starter = os.getppid()
-        while self._first in self._channels and os.getppid() == starter:
+        while self._first in self._channels and os.getppid() == starter and not self._is_over:
             for fd, _ in poll.poll(ORPHAN_CHECK_MILLISECONDS):
                 if fd == self._wake_read:
                     try:
@@ -133,6 +135,8 @@ class Spawner:
             poll.register(own.fileno(), select.POLLIN)
         channel.children[request["key"]] = pid
         self._owners[pid] = channel
+        if request["role"] == "coordinator":
+            self._coordinator = pid
         self._answer(channel, {"key": request["key"], "pid": pid})
 
     def _become_child(self, request: Dict[str, Any], own: Optional[socket.socket], other: Optional[socket.socket]) -> None:
@@ -170,6 +174,7 @@ class Spawner:
             except ChildProcessError:
                 return
             channel = self._owners.pop(pid, None)
+            self._is_over = self._is_over or pid == self._coordinator
             if channel is None:
                 continue
             for key, child in list(channel.children.items()):

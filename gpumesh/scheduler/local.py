@@ -192,13 +192,6 @@ class LocalPool:
         """Attempts waiting for a runner."""
         return len(self._queue)
 
-    def open_tasks(self) -> List[Tuple[int, int]]:
-        """Every attempt that is here."""
-        here = [(task.task_id, task.attempt) for task in self._queue]
-        for runner in self._runners.values():
-            here.extend((task.task_id, task.attempt) for task in runner.fed if task is not None)
-        return here
-
     def task_at(self, ident: int, number: int) -> int:
         """The task that has this number on a runner's page; 0 when there is none."""
         runner = self._runners.get(ident)
@@ -256,8 +249,8 @@ class LocalPool:
     def on_results(self, ident: int, results: Any, now: float) -> List[Any]:
         """A runner sent results of the tasks at the head of its feed, in order."""
         runner = self._runners.get(ident)
-        if runner is None:
-            return []
+        if runner is None or runner.state is RunnerState.ENDING:
+            return []  # Ending with tasks: they were abandoned.
         actions: List[Any] = []
         fed = runner.fed
         report: Any = results
@@ -353,6 +346,19 @@ class LocalPool:
                     if fed is not None and wanted.get(fed.task_id) == fed.attempt:
                         self._unwanted[fed.task_id] = fed.attempt
                         self._check_at(runner, now)
+        return actions
+
+    def abandon(self) -> List[Any]:
+        """Forget every attempt that is here, and end what runs: nobody is left to hear of it."""
+        actions: List[Any] = []
+        self._queue.clear()
+        self._unwanted.clear()
+        for runner in self._runners.values():
+            if runner.state is RunnerState.BUSY:
+                runner.state = RunnerState.ENDING
+                runner.fed.clear()
+                runner.check_at = 0.0
+                actions.append(Kill(runner.ident))
         return actions
 
     def drain(self) -> List[Any]:

@@ -14,6 +14,9 @@ from gpumesh.model.outcomes import Status
 from gpumesh.scheduler import local
 
 
+ABANDONED = -1  # In place of a status.
+
+
 class ModelRunner:
     """A process: its inbox, its page, results it has not sent, results on the way."""
 
@@ -121,7 +124,7 @@ class LocalPoolMachine(RuleBasedStateMachine):
             return
         runner.current = task
         self.executed[task[0]] = self.executed.get(task[0], 0) + 1
-        assert task[0] not in self.reports, "a task that was reported has started"
+        assert task[0] not in self.reports or runner.doomed, "a task that was reported has started"
 
     @rule(data=st.data(), hold=st.booleans())
     def end_task(self, data: Any, hold: bool) -> None:
@@ -182,6 +185,13 @@ class LocalPoolMachine(RuleBasedStateMachine):
                 return
             self.perform(self.pool.on_time(self.now))
         raise AssertionError("the same deadline comes again and again")
+
+    @rule()
+    def abandon(self) -> None:
+        self.perform(self.pool.abandon())
+        assert self.pool.is_idle
+        for task in self.arrived:
+            self.reports.setdefault(task, ABANDONED)
 
     @precondition(lambda self: len(getattr(self, "arrived", ())) > 12)
     @rule()
