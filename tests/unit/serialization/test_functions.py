@@ -408,7 +408,7 @@ def test_objects_with_a_hook_of_their_own_are_asked() -> None:
 
     assert load(Exporter().export(hooked).body)[0] is hooked
     assert ran(local, 4) == 8
-    assert ran(lambda x: local(x), 4) == 8
+    assert ran(lambda x: local(x) + 1, 4) == 9
     assert (hooked.asked, local.asked) == ([False], [True, True])
     assert load(Exporter().export(hooked.__wrapped__).body)[0] is hooked.__wrapped__  # type: ignore[attr-defined]
 

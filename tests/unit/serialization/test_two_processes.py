@@ -65,6 +65,7 @@ def drive(tmp_path: Path, script: str) -> None:
     root = str(Path(__file__).parents[3])
     result = subprocess.run(
         [sys.executable, "-W", "error", str(path)],
+        check=False,
         env={**os.environ, "PYTHONPATH": root},
         capture_output=True,
         text=True,
