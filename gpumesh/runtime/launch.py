@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import Dict, List, Tuple
+from typing import Dict, List, Optional, Tuple
 
 SPAWNER_FD = 3
 
 
-def launch_spawner(*, nodes: bool, environment: Dict[str, str]) -> Tuple[int, socket.socket]:
+def launch_spawner(*, nodes: bool, environment: Dict[str, str], stderr: Optional[int] = None) -> Tuple[int, socket.socket]:
     """Start the fork server.
 
     Uses posix_spawn: it costs the same from a driver of 100 MB as from one of 100 GB, and is safe with threads.
@@ -18,6 +18,7 @@ def launch_spawner(*, nodes: bool, environment: Dict[str, str]) -> Tuple[int, so
     Args:
         nodes: Preload what coordinators and agents need as well.
         environment: The spawner's environment; its children inherit it.
+        stderr: A descriptor for its standard error; ours if not given.
 
     Returns:
         Its process id (ours to wait for) and our side of the channel. When that closes, the spawner and all its children end.
@@ -33,6 +34,8 @@ def launch_spawner(*, nodes: bool, environment: Dict[str, str]) -> Tuple[int, so
     if theirs.fileno() == SPAWNER_FD:
         os.set_inheritable(SPAWNER_FD, True)
         actions = []
+    if stderr is not None:
+        actions.insert(0, (os.POSIX_SPAWN_DUP2, stderr, 2))  # First: `stderr` may be the very number that the channel takes.
     opened: List[Tuple[int, int, str, int, int]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     try:
         pid = os.posix_spawn(sys.executable, arguments, environment, file_actions=[*opened, *actions])

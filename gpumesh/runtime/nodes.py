@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 import sys
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Union
 
 from gpumesh.config import DRAIN_SECONDS
 from gpumesh.errors import MeshError
@@ -18,6 +18,7 @@ from gpumesh.network.address import Address
 from gpumesh.runtime import system
 from gpumesh.runtime.coordinator import Coordinator
 from gpumesh.runtime.loop import new_event_loop
+from gpumesh.runtime.pool import Launch
 from gpumesh.runtime.worker import WorkerAgent
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ async def work(
     token: str,
     facts: WorkerFacts,
     worker_id: str,
-    channel: socket.socket,
+    spawner: Union[socket.socket, Launch],
     *,
     path: Optional[List[str]] = None,
     on_joined: Optional[Callable[[Dict[str, Any]], None]] = None,
@@ -79,7 +80,7 @@ async def work(
         MeshError: It can never join.
     """
     agent = WorkerAgent(
-        address=address, token=token, facts=facts, worker_id=worker_id, channel=channel, path=path, on_joined=on_joined
+        address=address, token=token, facts=facts, worker_id=worker_id, spawner=spawner, path=path, on_joined=on_joined
     )
     stopper = SignalStopper(lambda: agent.drain("its owner ended it"), agent.stop)
     measuring = asyncio.ensure_future(_measure(agent)) if measure else None

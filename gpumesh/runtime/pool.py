@@ -7,8 +7,9 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections import deque
-from typing import Any, Deque, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple, Union
 
 from gpumesh.config import OUTPUT_READ_BYTES, STDERR_TAIL_BYTES, STDERR_TAIL_LINES
 from gpumesh.model.outcomes import Status
@@ -44,7 +45,7 @@ class PoolOwner:
         raise AssertionError("overridden by the agent")
 
     def on_pool_lost(self, reason: str) -> None:
-        """The spawner is gone and every runner with it."""
+        """The spawner is gone and every runner with it, and this pool cannot start another."""
         raise AssertionError("overridden by the agent")
 
 
@@ -67,13 +68,22 @@ class _Process:
         self.is_gone = False
 
 
+Launch = Callable[[int], Tuple[int, socket.socket]]
+"""Starts a spawner whose standard error is this descriptor; its process id and our side of its channel."""
+
+
 class RunnerPool:
-    """All runners of one worker."""
+    """All runners of one worker.
+
+    Args:
+        spawner: The channel to a spawner that is somebody else's, or what starts one of this pool's own; the latter is started
+            again, as late as its runners are, whenever it has ended.
+    """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        channel: socket.socket,
+        spawner: Union[socket.socket, Launch],
         owner: PoolOwner,
         *,
         slots: int,
@@ -85,7 +95,11 @@ class RunnerPool:
         self.cores = cores
         self.local = local.LocalPool(slots=slots, threads=max(1, cores // slots))
         self._loop = loop
-        self._channel = channel
+        self._launch = None if isinstance(spawner, socket.socket) else spawner
+        self._channel = spawner if isinstance(spawner, socket.socket) else None
+        self._spawner_pid = 0  # Of one of our own.
+        self._spawner_errors = -1  # Our end of its standard error.
+        self._spawner_tail: Deque[bytes] = deque()
         self._reader = MessageReader()
         self._owner = owner
         self._path = path
@@ -101,8 +115,8 @@ class RunnerPool:
 
     def start(self) -> None:
         """Bring the runners up; returns at once."""
-        self._channel.setblocking(False)
-        self._loop.add_reader(self._channel.fileno(), self._on_channel)
+        if self._channel is not None:
+            self._watch(self._channel)
         self._perform(self.local.start(self._loop.time()))
 
     def close(self) -> None:
@@ -110,8 +124,7 @@ class RunnerPool:
         if self._is_closed:
             return
         self._is_closed = True
-        self._loop.remove_reader(self._channel.fileno())
-        self._channel.close()  # The spawner kills what belongs to this channel.
+        self._drop_spawner()
         if self._timer is not None:
             self._timer.cancel()
         for process in list(self._processes.values()):
@@ -252,12 +265,10 @@ class RunnerPool:
         }
         fds = [theirs.fileno(), page_fd, out_write, err_write]
         try:
-            self._channel.setblocking(True)
-            send_request(self._channel, request, fds)
+            self._ask(request, fds)
         except OSError as error:
-            logger.debug("cannot ask the spawner for a runner: %s", error)
+            self._loop.call_soon(self._on_exit, process, 1, f"no process that starts runners: {error}")
         finally:
-            self._channel.setblocking(False)
             theirs.close()
             for fd in fds[1:]:
                 os.close(fd)
@@ -275,23 +286,102 @@ class RunnerPool:
 
     def _signal(self, ident: int, number: int) -> None:
         try:
-            self._channel.setblocking(True)
-            send_request(self._channel, {"op": "signal", "key": ident, "signal": int(number)}, [])
+            self._ask({"op": "signal", "key": ident, "signal": int(number)}, [])
         except OSError as error:
             logger.debug("cannot reach the spawner: %s", error)
-        finally:
-            self._channel.setblocking(False)
 
-    def _on_channel(self) -> None:
+    # --- the spawner
+
+    def _ask(self, request: Dict[str, Any], fds: List[int]) -> None:
+        """Send the spawner a request; starts a spawner for it if need be.
+
+        Raises:
+            OSError: It cannot be started. (One that has died is noticed at the end of its channel.)
+        """
+        channel = self._channel
+        if channel is None:
+            if request["op"] != "fork":
+                return  # The runner is gone with its spawner.
+            channel = self._start_spawner()
+        channel.setblocking(True)
         try:
-            data = self._channel.recv(65536)
+            send_request(channel, request, fds)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            logger.debug("the spawner does not listen any more: %s", error)
+        finally:
+            channel.setblocking(False)
+
+    def _start_spawner(self) -> socket.socket:
+        assert self._launch is not None
+        errors, errors_write = os.pipe()
+        try:
+            self._spawner_pid, channel = self._launch(errors_write)
+        except BaseException:
+            os.close(errors)
+            raise
+        finally:
+            os.close(errors_write)
+        self._channel = channel
+        self._watch(channel)
+        self._spawner_errors = errors
+        os.set_blocking(errors, False)
+        self._loop.add_reader(errors, self._on_spawner_errors)
+        return channel
+
+    def _watch(self, channel: socket.socket) -> None:
+        self._reader = MessageReader()
+        channel.setblocking(False)
+        self._loop.add_reader(channel.fileno(), self._on_channel, channel)
+
+    def _on_spawner_errors(self) -> None:
+        """What it says outside of any runner goes where our own errors go."""
+        while True:
+            try:
+                data = os.read(self._spawner_errors, OUTPUT_READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self._loop.remove_reader(self._spawner_errors)
+                return
+            _append(self._spawner_tail, data)
+            sys.stderr.write(data.decode("utf-8", "replace"))
+
+    def _drop_spawner(self) -> None:
+        """Let go of it. It kills what belongs to this channel; one of our own is gone with all its children on return."""
+        if self._channel is not None:
+            self._loop.remove_reader(self._channel.fileno())
+            self._channel.close()
+            self._channel = None
+        if self._spawner_pid:
+            os.waitpid(self._spawner_pid, 0)
+            self._spawner_pid = 0
+            self._on_spawner_errors()
+            self._loop.remove_reader(self._spawner_errors)
+            os.close(self._spawner_errors)
+
+    def _on_spawner_lost(self) -> None:
+        """Its children are being killed by the kernel; what they left in their sockets and pages still counts."""
+        reason = "the process that starts runners is gone"
+        if self._launch is None:
+            self.close()
+            self._owner.on_pool_lost(reason)
+            return
+        self._spawner_tail.clear()
+        lost = list(self._processes.values())
+        self._drop_spawner()
+        logger.warning("%s; starting another", reason)
+        for process in lost:
+            self._on_exit(process, -signal.SIGKILL, reason)
+
+    def _on_channel(self, channel: socket.socket) -> None:
+        try:
+            data = channel.recv(65536)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         if not data:
-            self.close()
-            self._owner.on_pool_lost("the process that starts runners is gone")
+            self._on_spawner_lost()
             return
         for message in self._reader.feed(data, []):
             process = self._processes.get(message["key"])
@@ -328,7 +418,7 @@ class RunnerPool:
         details: Dict[str, Any] = {
             "exit": code,
             "pid": process.pid,
-            "stderr": self._tail(process),
+            "stderr": _text(process.tail) or ("" if started else _text(self._spawner_tail)),
             "reason": error,
         }
         self._forget(process)
@@ -388,19 +478,23 @@ class RunnerPool:
                 self._loop.remove_reader(fd)
                 return
             if stream == 2:
-                self._keep_tail(process, data)
+                _append(process.tail, data)
             self._owner.on_output(task_id, stream, data)
             if once or len(data) < OUTPUT_READ_BYTES:
                 return
 
-    def _keep_tail(self, process: _Process, data: bytes) -> None:
-        process.tail.append(data[-STDERR_TAIL_BYTES:])
-        while len(process.tail) > 1 and sum(len(part) for part in process.tail) > 2 * STDERR_TAIL_BYTES:
-            process.tail.popleft()
 
-    def _tail(self, process: _Process) -> str:
-        text = b"".join(process.tail)[-STDERR_TAIL_BYTES:].decode("utf-8", "replace")
-        return "\n".join(text.splitlines()[-STDERR_TAIL_LINES:])
+def _append(tail: Deque[bytes], data: bytes) -> None:
+    """Keep the end of a stream."""
+    tail.append(data[-STDERR_TAIL_BYTES:])
+    while len(tail) > 1 and sum(len(part) for part in tail) > 2 * STDERR_TAIL_BYTES:
+        tail.popleft()
+
+
+def _text(tail: Deque[bytes]) -> str:
+    """The last lines of a stream."""
+    text = b"".join(tail)[-STDERR_TAIL_BYTES:].decode("utf-8", "replace")
+    return "\n".join(text.splitlines()[-STDERR_TAIL_LINES:])
 
 
 _tasks: Set[asyncio.Task[Any]] = set()
@@ -421,4 +515,3 @@ def _ended(task: asyncio.Task[Any]) -> None:
 def thread_environment(threads: int) -> Dict[str, str]:
     """Limits for the numeric libraries of one runner; what the user has set stays."""
     return {name: str(threads) for name in THREAD_VARIABLES if name not in os.environ}
-

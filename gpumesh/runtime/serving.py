@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
-from typing import Any, Callable, Dict, Mapping, Optional
+import socket
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 from gpumesh.errors import MeshError
 from gpumesh.network.address import Address, parse_address
@@ -103,22 +103,12 @@ def run_worker(
 
     address = parse_address(url)
     facts = local_facts(slots=slots, score=score, tags=tags)
-    pid, channel = launch_spawner(nodes=False, environment=child_environment())
-    try:
-        run_loop(
-            work(
-                address,
-                token,
-                facts,
-                new_worker_id(),
-                channel,
-                on_joined=on_joined,
-                measure=score is None,
-            )
-        )
-    finally:
-        channel.close()
-        os.waitpid(pid, 0)
+    environment = child_environment()
+
+    def launch(stderr: int) -> Tuple[int, socket.socket]:
+        return launch_spawner(nodes=False, environment=environment, stderr=stderr)
+
+    run_loop(work(address, token, facts, new_worker_id(), launch, on_joined=on_joined, measure=score is None))
     return 0
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import socket
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from gpumesh.config import CONNECT_SECONDS, RECONNECT_FIRST_DELAY_SECONDS, RECONNECT_MAX_DELAY_SECONDS
 from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
@@ -26,7 +26,7 @@ from gpumesh.protocol.messages import (
 )
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
 from gpumesh.runtime.link import PeerLink
-from gpumesh.runtime.pool import PoolOwner, RunnerPool
+from gpumesh.runtime.pool import Launch, PoolOwner, RunnerPool
 
 logger = logging.getLogger("gpumesh.worker")
 
@@ -46,7 +46,7 @@ class WorkerAgent(PoolOwner):
         token: str,
         facts: WorkerFacts,
         worker_id: str,
-        channel: socket.socket,
+        spawner: Union[socket.socket, Launch],
         path: Optional[List[str]] = None,
         on_joined: Optional[Callable[[Dict[str, Any]], None]] = None,
     ) -> None:
@@ -54,11 +54,10 @@ class WorkerAgent(PoolOwner):
         self.facts = facts
         self.worker_id = worker_id
         self._token = token
-        self._channel = channel
         self._path = path
         self._on_joined = on_joined
         self._loop = asyncio.get_running_loop()
-        self._pool = RunnerPool(self._loop, channel, self, slots=facts.slots, cores=facts.cores, path=path)
+        self._pool = RunnerPool(self._loop, spawner, self, slots=facts.slots, cores=facts.cores, path=path)
         self._link: Optional[PeerLink] = None
         self._specs: Dict[int, int] = {}  # Number on this connection -> number in the pool.
         self._is_draining = False
