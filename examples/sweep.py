@@ -49,10 +49,11 @@ def main() -> None:
                 f"r = {sweep[future.index]['r']:.4f}  exponent {exponent:+.4f}  {future.elapsed:.2f} s on {future.worker}",
                 flush=True,
             )
+        hosts = {worker["id"]: worker["hostname"] for worker in mesh.workers()}
 
     print(f"{chaotic} of {len(sweep)} values of r are chaotic")
     for worker, count in done.most_common():
-        print(f"{count:4d} on {worker}")
+        print(f"{count:4d} on {worker} ({hosts.get(worker, 'gone meanwhile')})")
 
 
 if __name__ == "__main__":

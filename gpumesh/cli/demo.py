@@ -26,7 +26,6 @@ class Trial(NamedTuple):
     gamma: float
     accuracy: float
     seconds: float
-    worker: str
 
 
 def cross_validate(penalty: float, gamma: float, folds: int, samples: int) -> Tuple[float, float]:
@@ -119,9 +118,9 @@ def _run(sweep: List[Dict[str, Any]], cores: int, console: Console) -> List[Tria
             for future in stream.as_completed():
                 accuracy, seconds = future.result()
                 setting = sweep[future.index]
-                trial = Trial(setting["penalty"], setting["gamma"], accuracy, seconds, str(future.worker))
+                trial = Trial(setting["penalty"], setting["gamma"], accuracy, seconds)
                 trials.append(trial)
-                progress.console.print(f"{len(trials):3d}  {_show(trial)}  on {trial.worker}")
+                progress.console.print(f"{len(trials):3d}  {_show(trial)}")
                 progress.update(bar, completed=len(trials), best=f"best so far {max(t.accuracy for t in trials):.4f}")
     return trials
 
