@@ -1,0 +1,146 @@
+"""check(): every promise between the tables of a cluster that can be seen between two events, numbered. For tests and for debugging.
+
+Each costs a walk over all tables, so nothing in the running program calls it.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List
+
+from gpumesh.model.ids import SEQUENCE_BITS, ClientNumber
+from gpumesh.scheduler.cluster import Cluster
+from gpumesh.scheduler.states import Spec, Worker, WorkerState
+from gpumesh.scheduler.throughput import Function
+
+
+def check(cluster: Cluster) -> None:
+    """Raise AssertionError, with the number of the promise and what breaks it, if the tables disagree."""
+    _check_places(cluster)
+    _check_workers(cluster)
+    _check_groups(cluster)
+    _check_clients(cluster)
+    _check_odds(cluster)
+
+
+def _check_places(cluster: Cluster) -> None:
+    places: Dict[int, List[object]] = {}
+    for group in cluster._queues.groups.values():
+        for lane in group.lanes.values():
+            for task_id in lane.living():
+                places.setdefault(task_id, []).append(group)
+    for worker in cluster._workers.values():
+        for task_id in worker.assigned:
+            places.setdefault(task_id, []).append(worker)
+    for task_id, found in places.items():
+        assert len(found) == 1, f"1: task {task_id} is in {len(found)} places"
+        where = cluster._tasks.get(task_id)
+        if isinstance(where, Spec):
+            assert where.group is found[0], f"2: ready task {task_id} is not in the queue of its spec"
+            assert task_id in where.group.lanes[where.client.number].living(), f"2: ready task {task_id} is in another's lane"
+        else:
+            assert where is found[0], f"2: assigned task {task_id} is not where the table of tasks says"
+    assert len(places) == len(cluster._tasks), f"3: {len(cluster._tasks)} tasks, but {len(places)} of them are somewhere"
+
+
+def _check_workers(cluster: Cluster) -> None:
+    healthy = 0
+    for ident, worker in cluster._workers.items():
+        assert ident == worker.id, f"4: worker {worker.id} is filed under {ident}"
+        batches = [*worker.assigned.values(), *worker.orphans.values()]
+        load = sum(batch.width for batch in batches)
+        assert worker.load == load, f"5: worker {ident} has a load of {worker.load}, but {load} slots' worth of tasks"
+        functions: Dict[Function, int] = {}
+        for batch in batches:
+            functions[batch.spec.function] = functions.get(batch.spec.function, 0) + 1
+        assert worker.functions == functions, f"6: worker {ident} has miscounted its functions"
+        takes = worker.state is WorkerState.HEALTHY
+        healthy += takes
+        assert (worker in cluster._idle) == (takes and load < worker.slots), (
+            f"7: worker {ident} is wrongly (not) among the idle"
+        )
+        assert (worker in cluster._stacked) == (load > worker.slots), f"7: worker {ident} is wrongly (not) among the stacked"
+        for task_id in worker.recalled:
+            assert task_id in worker.assigned, f"8: task {task_id} was recalled from worker {ident}, which does not have it"
+        for (task_id, attempt), batch in worker.orphans.items():
+            assert batch.attempt == attempt, f"9: orphan {task_id} runs as attempt {batch.attempt}, not {attempt}"
+            assert attempt in cluster._orphans[task_id], f"9: orphan {task_id} is not in the table of orphans"
+    orphans = sum(len(worker.orphans) for worker in cluster._workers.values())
+    assert orphans == sum(map(len, cluster._orphans.values())), "9: an orphan is on no worker"
+    assert healthy == cluster._healthy, f"10: {healthy} workers are healthy, but {cluster._healthy} were told"
+    for worker in [*cluster._idle, *cluster._stacked]:
+        assert cluster._workers.get(worker.id) is worker, (
+            f"7: worker {worker.id} is gone, but still among the idle or the stacked"
+        )
+
+
+def _check_groups(cluster: Cluster) -> None:
+    listed = cluster._queues.ready()
+    order = [group.priority for group in listed]
+    assert order == sorted(order, reverse=True), "11: groups are not in the order of their priority"
+    assert len(set(map(id, listed))) == len(listed), "11: a group is listed twice"
+    ready = [group for group in cluster._queues.groups.values() if group.count]
+    assert sorted(map(id, listed)) == sorted(map(id, ready)), (
+        "11: the list of ready groups is not that of those with ready tasks"
+    )
+    for key, group in cluster._queues.groups.items():
+        assert key == (group.need, group.priority), f"12: the group of {key} is filed wrongly"
+        able = {
+            worker: worker.width_of(group.need)
+            for worker in cluster._workers.values()
+            if worker.state is WorkerState.HEALTHY and worker.width_of(group.need)
+        }
+        assert group.workers == able, f"13: the group of {key} does not know who can run its tasks"
+        counts = 0
+        for number, lane in group.lanes.items():
+            living = len(list(lane.living()))
+            assert number == lane.client.number, f"14: a lane of client {lane.client.number} is filed under {number}"
+            assert lane.count == living > 0, f"14: a lane counts {lane.count} ready tasks and has {living}"
+            ids = [task_id for run in lane.runs for task_id in run.ids]
+            assert all(run.ids for run in lane.runs), "14: a run is empty"
+            assert len(ids) == living + len(lane.dead), "14: a lane has miscounted its dead"
+            assert not lane.dead or cluster._has_dead, "14: a dead id was forgotten"
+            counts += living
+        assert group.count == counts, f"15: a group counts {group.count} ready tasks and has {counts}"
+        is_stuck = bool(group.count) and not group.workers
+        assert (group in cluster._stuck) == is_stuck, f"16: the group of {key} is wrongly (not) among the stuck"
+        if is_stuck:
+            due = group.due
+            group.set_due()
+            assert due <= group.due, f"17: the group of {key} would look at its tasks at {due}, but {group.due} is the time"
+            group.due = due
+        if group.count:
+            for worker in group.workers:
+                assert worker.load >= worker.slots, (
+                    f"18: a slot of worker {worker.id} is free, and a task that it could run is ready"
+                )
+    for group in cluster._stuck:
+        assert cluster._queues.groups.get((group.need, group.priority)) is group, "16: a group that is gone is still stuck"
+
+
+def _check_clients(cluster: Cluster) -> None:
+    pending: Dict[ClientNumber, int] = {}
+    for task_id, where in cluster._tasks.items():
+        spec = where if isinstance(where, Spec) else where.assigned[task_id].spec
+        number = spec.client.number
+        assert task_id >> SEQUENCE_BITS == number, f"19: task {task_id} is filed under client {number}"
+        assert cluster._clients.get(number) is spec.client, f"20: task {task_id} belongs to a client that is gone"
+        pending[number] = pending.get(number, 0) + 1
+    specs: Dict[int, int] = {}
+    for number, client in cluster._clients.items():
+        found = pending.get(number, 0)
+        assert client.pending == found, f"21: client {number} counts {client.pending} pending tasks and has {found}"
+        for spec in [*client.specs.values(), *client.replaced]:
+            specs[id(spec.group)] = specs.get(id(spec.group), 0) + 1
+    for group in cluster._queues.groups.values():
+        assert group.specs == specs.get(id(group), 0) > 0, f"22: a group counts {group.specs} specs"
+
+
+def _check_odds(cluster: Cluster) -> None:
+    for task_id in cluster._cancelled:
+        assert isinstance(cluster._tasks.get(task_id), Worker), f"23: task {task_id} is being cancelled, but on no worker"
+    for task_id in cluster._supervision.ids():
+        assert task_id in cluster._tasks, f"24: task {task_id} has ended, and its history is kept"
+    for worker in cluster._workers.values():
+        for task_id, batch in worker.assigned.items():
+            attempt = cluster._supervision.attempt_of(task_id)
+            assert batch.attempt == attempt, f"25: task {task_id} runs as attempt {batch.attempt}, its history says {attempt}"
