@@ -74,7 +74,9 @@ def save_connection(url: str, token: str) -> None:
             json.dump({"url": url, "token": token}, file)
         os.replace(part, path)
     except OSError as error:
-        logger.warning("cannot save the connection in %s: %s; name the mesh with GPUMESH_URL and GPUMESH_TOKEN instead", path, error)
+        logger.warning(
+            "cannot save the connection in %s: %s; name the mesh with GPUMESH_URL and GPUMESH_TOKEN instead", path, error
+        )
 
 
 def load_connection() -> Tuple[Optional[str], Optional[str]]:
@@ -89,7 +91,9 @@ def load_connection() -> Tuple[Optional[str], Optional[str]]:
     except FileNotFoundError:
         return None, None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("cannot use the saved connection in %s (%s: %s); delete the file, or join again", path, type(error).__name__, error)
+        logger.warning(
+            "cannot use the saved connection in %s (%s: %s); delete the file, or join again", path, type(error).__name__, error
+        )
         return None, None
     return url or None, token or None
 

@@ -1,0 +1,68 @@
+"""Run Python functions on all the machines and GPUs you have.
+
+```python
+from gpumesh import GPUMesh, accelerate
+
+mesh = GPUMesh("http://host:8000", token="...")
+
+@accelerate(mesh)
+def train(lr, epochs): ...
+
+for score in train.map([{"lr": lr, "epochs": 3} for lr in (0.1, 0.01)]):
+    print(score)
+```
+
+The names below are loaded on first use: importing this package loads no event loop, no threads and no numerical library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, List
+
+if TYPE_CHECKING:
+    from gpumesh import errors
+    from gpumesh.client.accelerate import AcceleratedFunction, accelerate
+    from gpumesh.client.futures import MeshFuture
+    from gpumesh.client.mesh import GPUMesh
+    from gpumesh.client.streams import ResultStream
+    from gpumesh.client.waiting import as_completed, wait
+    from gpumesh.version import __version__
+
+__all__ = [
+    "AcceleratedFunction",
+    "GPUMesh",
+    "MeshFuture",
+    "ResultStream",
+    "__version__",
+    "accelerate",
+    "as_completed",
+    "errors",
+    "wait",
+]
+
+_HOMES = {
+    "AcceleratedFunction": "gpumesh.client.accelerate",
+    "GPUMesh": "gpumesh.client.mesh",
+    "MeshFuture": "gpumesh.client.futures",
+    "ResultStream": "gpumesh.client.streams",
+    "__version__": "gpumesh.version",
+    "accelerate": "gpumesh.client.accelerate",
+    "as_completed": "gpumesh.client.waiting",
+    "errors": "",
+    "wait": "gpumesh.client.waiting",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    found = getattr(import_module(home), name) if home else import_module(f"{__name__}.{name}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *__all__})

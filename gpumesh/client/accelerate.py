@@ -1,0 +1,421 @@
+"""`accelerate`: functions that run here when called, and on the mesh with `.remote` and `.map`. Nothing of the wire is known here."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import types
+from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterable, Optional, Tuple, TypeVar, Union, cast, overload
+
+from gpumesh.client.dependencies import submit_late
+from gpumesh.client.futures import MeshFuture
+from gpumesh.client.options import DEFAULTS, Options, bound_to, make_options
+from gpumesh.errors import NoSuitableWorkerError
+from gpumesh.serialization.functions import Exporter, check_callable, display_name, unwrap
+from gpumesh.serialization.values import dumps_call
+
+if TYPE_CHECKING:
+    from typing import ParamSpec
+
+    from typing_extensions import Unpack
+
+    from gpumesh.client.mesh import GPUMesh
+    from gpumesh.client.options import TaskOptions
+    from gpumesh.client.session import Session, SpecHandle
+    from gpumesh.client.streams import ResultStream
+
+    P = ParamSpec("P")
+else:
+    P = TypeVar("P")  # Python 3.9 has no ParamSpec, and only type checkers need one.
+R = TypeVar("R")
+
+logger = logging.getLogger("gpumesh")
+
+_exporter = Exporter()
+
+
+class _Recipe:
+    """What an accelerated function shares with the copies bound to objects: the function, its options, and where it goes."""
+
+    __slots__ = ("function", "options", "mesh", "kind", "name", "_known", "_is_checked")
+
+    def __init__(self, function: Callable[..., Any], options: Options, mesh: Optional[GPUMesh], kind: str) -> None:
+        self.function = function
+        self.options = options
+        self.mesh = mesh  # None: the installed one, or the default, at the first use.
+        self.kind = kind  # "function" (binds to an object as methods do), "class" or "static".
+        self.name = options.name or display_name(function)
+        self._known: Any = (None, None, None)  # Exported, session and handle that belong together.
+        self._is_checked = False  # The local device that it is bound to exists.
+
+    def handle(self, session: Session) -> SpecHandle:
+        """The function with its options, as the session knows it; defined anew when what it captured has changed."""
+        exported = _exporter.export(self.function, self.options.retry_on)
+        known = self._known
+        if known[0] is exported and known[1] is session:
+            handle: SpecHandle = known[2]
+            return handle
+        spec = self.options.spec(function=exported.digest, name=exported.name, python=exported.python)
+        handle = session.define(exported, spec)
+        self._known = (exported, session, handle)
+        return handle
+
+    def check_local_device(self) -> None:
+        """Refuse to run here what is bound to a device that is not here."""
+        if self._is_checked:
+            return
+        from gpumesh.devices.detect import local_facts
+        from gpumesh.model.resources import lacks, make_requirement
+
+        reasons = lacks(local_facts(), make_requirement(device=self.options.device))
+        if reasons:
+            raise NoSuitableWorkerError(
+                f"{self.name} is bound to {self.options.device!r}, but this machine {' and '.join(reasons)}; "
+                "call .remote(...) to run it on a worker that has one"
+            )
+        self._is_checked = True
+
+
+class AcceleratedFunction(Generic[P, R]):
+    """A function of the user's that can also run on the mesh. Made by `accelerate`.
+
+    Calling it runs it here and now. It has the name, documentation and signature of the function, which is `__wrapped__`.
+    """
+
+    _recipe: _Recipe
+    _bound: Tuple[Any, ...]
+    __wrapped__: Callable[..., Any]
+
+    def __init__(self, function: Callable[..., Any], *, mesh: Optional[GPUMesh] = None, options: Options = DEFAULTS) -> None:
+        _refuse_what_cannot_run(function)
+        kind = {staticmethod: "static", classmethod: "class"}.get(type(function), "function")
+        self._set_up(unwrap(function), mesh, options, kind)
+
+    def _set_up(self, function: Callable[..., Any], mesh: Optional[GPUMesh], options: Options, kind: str) -> None:
+        name = display_name(function)
+        self.__name__ = name.rpartition(".")[2]
+        self.__qualname__ = name
+        functools.update_wrapper(self, function)
+        self._recipe = _Recipe(function, options, mesh, kind)
+        self._bound = ()
+
+    # --- running
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run it here and now; an `async def` function returns its coroutine.
+
+        Raises:
+            NoSuitableWorkerError: It is bound to a device that this machine does not have.
+        """
+        recipe = self._recipe
+        if recipe.options.device is not None:
+            recipe.check_local_device()
+        return cast(R, recipe.function(*self._bound, *args, **kwargs))
+
+    def remote(self, *args: Any, **kwargs: Any) -> MeshFuture:
+        """Run it on the mesh; returns at once. Connects on first use, for which it blocks up to the mesh's `connect_timeout`.
+
+        A future among the arguments stands for its result: the call is sent when that is there.
+
+        Raises:
+            SerializationError: The function or an argument cannot travel; the message names the path to the part that cannot.
+            AuthenticationError, MeshUnavailableError, MeshClosedError: The mesh does not take it.
+        """
+        recipe = self._recipe
+        mesh = recipe.mesh
+        if mesh is None:
+            mesh = _default_mesh()
+        session = mesh._session
+        if session is None:
+            session = mesh._start()
+        handle = recipe.handle(session)
+        if self._bound:
+            args = self._bound + args
+        future = MeshFuture(handle)
+        if MeshFuture in map(type, args) or (kwargs and MeshFuture in map(type, kwargs.values())):
+            submit_late(
+                session,
+                handle,
+                args,
+                kwargs,
+                future,
+                function=recipe.function,
+                on_submitted=functools.partial(_set_id, future, session),
+                is_wanted=functools.partial(_is_pending, future),
+            )
+        else:
+            payload = dumps_call(args, kwargs, what=recipe.name, function=recipe.function)
+            future.task_id = session.submit(handle, payload, future)
+        if mesh._verbosity:
+            future.add_done_callback(_log_end)
+        return future
+
+    def map(
+        self,
+        items: Iterable[Any],
+        *more: Iterable[Any],
+        progress: bool = False,
+        return_exceptions: bool = False,
+        window: Optional[int] = None,
+    ) -> ResultStream:
+        """Run it once for each item, on the whole mesh; returns at once.
+
+        Args:
+            items: A dict is keyword arguments, a tuple positional arguments, anything else the one argument. May be endless.
+            more: As for the built-in `map`: one positional argument from each.
+            progress: Show a live bar.
+            return_exceptions: Give a failed item's exception as its value instead of raising it.
+            window: Items that the input may be read ahead of the results; by default 8192, fewer if they are large.
+
+        Raises:
+            SerializationError: The function cannot travel. An item that cannot fails where the iteration meets it.
+            AuthenticationError, MeshUnavailableError, MeshClosedError: The mesh does not take it.
+        """
+        from gpumesh.client.streams import open_stream
+
+        recipe = self._recipe
+        mesh = recipe.mesh if recipe.mesh is not None else _default_mesh()
+        session = mesh._session if mesh._session is not None else mesh._start()
+        if more:
+            columns = (items, *more)
+            rows = zip(*columns)
+            items = list(rows) if all(hasattr(column, "__len__") for column in columns) else rows
+        return open_stream(
+            items,
+            session=session,
+            handle=recipe.handle(session),
+            function=recipe.function,
+            bound=self._bound,
+            mesh=mesh,
+            window=window,
+            return_exceptions=return_exceptions,
+            progress=progress,
+            is_verbose=mesh._verbosity > 0,
+        )
+
+    # --- variants
+
+    @property
+    def task_options(self) -> Options:
+        """How it runs."""
+        return self._recipe.options
+
+    def options(self, **options: Unpack[TaskOptions]) -> AcceleratedFunction[P, R]:
+        """A copy with some options changed; see `accelerate`."""
+        copy: AcceleratedFunction[P, R] = self._copy(make_options(options, base=self._recipe.options))
+        return copy
+
+    def to(self, device: str) -> AcceleratedFunction[P, R]:
+        """A copy bound to a device: `"cuda"`, `"cuda:1"`, `"mps"`, `"cpu"`, or a model such as `"RTX 3080"`.
+
+        Called directly it runs on that device of this machine, `.remote` and `.map` use only workers that have it.
+        """
+        copy: AcceleratedFunction[P, R] = self._copy(bound_to(device, base=self._recipe.options))
+        return copy
+
+    def on(self, mesh: Optional[GPUMesh]) -> AcceleratedFunction[P, R]:
+        """A copy that runs on another mesh."""
+        copy: AcceleratedFunction[P, R] = self._copy(self._recipe.options, mesh=mesh)
+        return copy
+
+    def _copy(self, options: Options, *, mesh: Optional[GPUMesh] = None) -> Any:
+        recipe = self._recipe
+        copy: Any = AcceleratedFunction.__new__(AcceleratedFunction)
+        copy.__dict__.update(self.__dict__)
+        copy._recipe = _Recipe(recipe.function, options, mesh if mesh is not None else recipe.mesh, recipe.kind)
+        return copy
+
+    # --- methods of classes
+
+    def __get__(self, instance: Any, owner: Optional[type] = None) -> AcceleratedFunction[..., R]:
+        kind = self._recipe.kind
+        if kind == "class":
+            instance = owner if owner is not None else type(instance)
+        elif instance is None or kind == "static":
+            return self
+        bound: Any = AcceleratedFunction.__new__(AcceleratedFunction)
+        bound.__dict__.update(self.__dict__)
+        bound._bound = (instance,)
+        return bound  # type: ignore[no-any-return]
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Part of the protocol for what stands in a class body; nothing depends on the name."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what is not there otherwise: the signature without the part that is bound, and `__self__`.
+        bound = self.__dict__.get("_bound")
+        if bound and name == "__signature__":
+            import inspect
+
+            return inspect.signature(types.MethodType(self.__wrapped__, bound[0]))
+        if bound and name == "__self__":
+            return bound[0]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # --- travelling
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._is_importable():
+            return self.__qualname__
+        from gpumesh.serialization import pickling, values
+
+        data, large, _ = pickling.dump(self)  # Comes back to __gpumesh_reduce__, once for the whole of what it captured.
+        return values.loads, (values.to_payload(data, large, True),)
+
+    def __gpumesh_reduce__(self, by_value: bool) -> Any:
+        """How it travels to a task: by name where that means something elsewhere, else with the function. Never with the mesh."""
+        if not by_value and not self._bound:
+            return self.__qualname__
+        recipe = self._recipe
+        attributes = {name: value for name, value in self.__dict__.items() if name not in ("_recipe", "_bound")}
+        return _make_empty, (), (recipe.function, recipe.options, recipe.kind, self._bound, attributes)
+
+    def __setstate__(self, state: Tuple[Any, ...]) -> None:
+        function, options, kind, bound, attributes = state
+        self.__dict__.update(attributes)
+        self._recipe = _Recipe(function, Options(*options), None, kind)
+        self._bound = bound
+
+    def _is_importable(self) -> bool:
+        if self._bound or self.__module__ in ("__main__", "__mp_main__"):
+            return False
+        found: Any = sys.modules.get(self.__module__)
+        for part in self.__qualname__.split("."):
+            found = getattr(found, part, None)
+        return found is self
+
+    def __copy__(self) -> Any:
+        return self._copy(self._recipe.options)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
+        return self  # As functions do.
+
+    def __repr__(self) -> str:
+        said = str(self._recipe.options)
+        owner = f" of {type(self._bound[0]).__qualname__} object" if self._bound else ""
+        return f"<accelerated {self.__qualname__}{owner}{' with ' + said if said else ''}>"
+
+
+class Accelerate:
+    """The decorator. One object of this class, `accelerate`, is all there is."""
+
+    def __init__(self) -> None:
+        self._mesh: Optional[GPUMesh] = None
+
+    @overload
+    def __call__(self, target: Callable[P, R], /, **options: Unpack[TaskOptions]) -> AcceleratedFunction[P, R]: ...
+
+    @overload
+    def __call__(
+        self, target: Optional[GPUMesh] = None, /, **options: Unpack[TaskOptions]
+    ) -> Callable[[Callable[P, R]], AcceleratedFunction[P, R]]: ...
+
+    def __call__(self, target: Union[None, GPUMesh, Callable[..., Any]] = None, /, **options: Any) -> Any:
+        """Make a function run on a mesh when asked to.
+
+        All of `@accelerate`, `@accelerate()`, `@accelerate(mesh)`, `@accelerate(mesh, gpu="A100", ...)` and
+        `accelerate(mesh)(function)` are valid, on functions, methods, static and class methods, and `async def` functions.
+
+        Args:
+            target: The mesh; without one, the mesh given to `accelerate.install`, or else `GPUMesh()`, at the first use.
+            options: gpu, cores, memory, tags: what the worker must have. timeout: seconds of run time. retries (3), retry_on,
+                idempotent: when it is run again. name, priority, cost, placement_timeout (60), place. See `client.options`.
+
+        Raises:
+            TypeError: There is no such option, or this is not a function.
+            ValueError: An option makes no sense.
+            SerializationError: A generator function, which cannot be a task; also a TypeError.
+        """
+        checked = make_options(options)
+        if target is None:
+            return _Decorator(None, checked)
+        if _is_mesh(target):
+            return _Decorator(target, checked)  # type: ignore[arg-type]
+        if callable(target) or isinstance(target, (staticmethod, classmethod)):
+            return _Decorator(None, checked)(target)
+        raise TypeError(
+            f"accelerate({target!r}) takes a mesh or a function; write accelerate(GPUMesh({target!r})) for an address"
+        )
+
+    def install(self, mesh: Optional[GPUMesh]) -> None:
+        """Make `mesh` the one that a bare `@accelerate` uses, also for functions decorated earlier; None takes it back."""
+        if mesh is not None and not _is_mesh(mesh):
+            raise TypeError(f"accelerate.install({mesh!r}) takes a GPUMesh")
+        self._mesh = mesh
+
+    @property
+    def mesh(self) -> Optional[GPUMesh]:
+        """The installed mesh."""
+        return self._mesh
+
+    def __repr__(self) -> str:
+        return "<accelerate: a decorator for functions that run on a mesh>"
+
+
+class _Decorator:
+    """`accelerate(mesh, ...)`, waiting for its function."""
+
+    def __init__(self, mesh: Optional[GPUMesh], options: Options) -> None:
+        self._mesh = mesh
+        self._options = options
+
+    def __call__(self, function: Any) -> Any:
+        if isinstance(function, AcceleratedFunction):  # Decorated before: the outer decorator counts.
+            function = function.__wrapped__
+        return AcceleratedFunction(function, mesh=self._mesh, options=self._options)
+
+    def __repr__(self) -> str:
+        return f"<accelerate({self._mesh!r}) waits for a function>"
+
+
+accelerate = Accelerate()
+
+
+def accelerated(function: Any, *, mesh: GPUMesh, options: Dict[str, Any]) -> AcceleratedFunction[..., Any]:
+    """`function` on `mesh`; one that is accelerated already keeps its options where `options` says nothing."""
+    if isinstance(function, AcceleratedFunction):
+        return function._copy(make_options(options, base=function._recipe.options), mesh=mesh)  # type: ignore[no-any-return]
+    return AcceleratedFunction(function, mesh=mesh, options=make_options(options))
+
+
+def _make_empty() -> AcceleratedFunction[..., Any]:
+    """The first half of rebuilding one that travelled by value; `__setstate__` is the other, so that it may refer to itself."""
+    made: Any = AcceleratedFunction.__new__(AcceleratedFunction)
+    made._bound = ()
+    return made  # type: ignore[no-any-return]
+
+
+def _refuse_what_cannot_run(function: Any) -> None:
+    target = unwrap(function)
+    if isinstance(target, type):
+        raise TypeError(f"accelerate takes functions, and {target.__qualname__} is a class; decorate its methods instead")
+    check_callable(target)
+
+
+def _is_mesh(candidate: Any) -> bool:
+    module = sys.modules.get("gpumesh.client.mesh")  # Who has a mesh has loaded it.
+    return module is not None and isinstance(candidate, module.GPUMesh)
+
+
+def _default_mesh() -> GPUMesh:
+    mesh = accelerate._mesh
+    if mesh is None:
+        from gpumesh.client.mesh import default_mesh
+
+        mesh = default_mesh()
+    return mesh
+
+
+def _set_id(future: MeshFuture, session: Any, task_id: int) -> None:
+    future.task_id = task_id
+    if future.cancelled():  # Meanwhile: whoever cancelled it did not know the id.
+        session.cancel([task_id])
+
+
+def _is_pending(future: MeshFuture) -> bool:
+    return not future.done()
+
+
+def _log_end(future: Any) -> None:
+    logger.info("%r", future)

@@ -1,0 +1,416 @@
+"""GPUMesh: the mesh as one object. It resolves which mesh is meant and starts what belongs to it; tasks are the session's matter."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional
+
+from gpumesh.client.session import Session
+from gpumesh.config import CONNECT_SECONDS, DEFAULT_PORT, DISTRIBUTE_TIMEOUT_SECONDS, RECONNECT_SECONDS
+from gpumesh.errors import MeshClosedError
+from gpumesh.network.address import parse_address
+from gpumesh.runtime.settings import read_environment, resolve_connection
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Type
+
+    from gpumesh.client.streams import ResultStream
+    from gpumesh.runtime.embedded import CoordinatorHandle, EmbeddedMesh, WorkerHandle
+
+logger = logging.getLogger("gpumesh")
+
+QUERY_SECONDS = 5.0
+
+
+class GPUMesh:
+    """A mesh of machines to run functions on.
+
+    Building one neither connects nor blocks: that happens at the first use. It may be used from any number of threads, and from
+    asyncio. It ends with `close()`, its `with` block, or the interpreter.
+
+    Args:
+        url: The coordinator's address: `http://host:8000`, `host:port`, ... Without one: GPUMESH_URL, then the connection saved by
+            `gpumesh serve` or `gpumesh join`; if there is none, tasks run on this machine.
+        token: Its secret; without one: GPUMESH_TOKEN, then the one saved for this address.
+        connect_timeout: Seconds for the first use to connect.
+        reconnect_timeout: Seconds to look for a coordinator that was lost, before what is pending fails.
+        fallback: Run on this machine, after one warning, when nobody answers or the mesh has no workers; False: raise
+            MeshUnavailableError.
+        name: How the coordinator's other users see this client.
+
+    Raises:
+        ValueError: The address makes no sense, or a timeout is not positive.
+    """
+
+    url: Optional[str]
+    """The coordinator's address; None as long as there is none."""
+    _session: Optional[Session]  # None: see `_start`.
+    _embedded: Optional[EmbeddedMesh]  # Its processes are ours to end.
+    _local_reason: str  # Why an embedded mesh is started at the first use; empty: none is.
+    _finalizer: Optional[Any]
+
+    def __init__(
+        self,
+        url: Optional[str] = None,
+        token: Optional[str] = None,
+        *,
+        connect_timeout: float = CONNECT_SECONDS,
+        reconnect_timeout: float = RECONNECT_SECONDS,
+        fallback: bool = True,
+        name: Optional[str] = None,
+    ) -> None:
+        if not connect_timeout > 0:
+            raise ValueError(f"connect_timeout={connect_timeout!r} must be more than 0 seconds")
+        if not reconnect_timeout >= 0:
+            raise ValueError(f"reconnect_timeout={reconnect_timeout!r} must be 0 or more seconds")
+        environment = read_environment()
+        self._set_up(environment.verbosity, name or "")
+        self._connect_timeout = connect_timeout
+        if environment.is_local:
+            if url is not None:
+                parse_address(url)
+            self._local_reason = "GPUMESH_LOCAL is set"
+            return
+        found, secret = resolve_connection(url, token)
+        if found is not None:
+            self.url = parse_address(found).url
+        self._session = Session(
+            url=found,
+            token=secret,
+            connect_timeout=connect_timeout,
+            reconnect_timeout=reconnect_timeout,
+            fallback=fallback,
+            start_local=_start_stand_in,
+            name=self._name,
+        )
+        self._end_with_me(self._session, None)
+
+    def _set_up(self, verbosity: int, name: str) -> None:
+        self.url = None
+        self._name = name
+        self._connect_timeout = CONNECT_SECONDS
+        self._session = None
+        self._embedded = None
+        self._local_reason = ""
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._verbosity = verbosity
+        self._finalizer = None
+        if verbosity:
+            show_log(verbosity)
+
+    @classmethod
+    def local(cls, workers: int = 2, slots: int = 1) -> GPUMesh:
+        """An embedded mesh: coordinator and workers in processes of its own on this machine, ended with the object.
+
+        Returns when the coordinator's port exists; workers join right after.
+
+        Args:
+            workers: Worker agents.
+            slots: Tasks that each runs at the same time.
+        """
+        mesh = cls.__new__(cls)
+        mesh._set_up(read_environment().verbosity, "")
+        mesh._embed(workers, slots)
+        return mesh
+
+    @staticmethod
+    def start_coordinator(
+        port: int = DEFAULT_PORT, token: Optional[str] = None, *, host: str = "127.0.0.1"
+    ) -> CoordinatorHandle:
+        """Start a coordinator in a background thread of this process; it listens when this returns.
+
+        Args:
+            port: 0 picks a free one.
+            token: Made up, 256 bits, if not given.
+            host: The address to listen on; "0.0.0.0" for other machines to join.
+
+        Returns:
+            A handle with `url`, `token` and `stop()`.
+
+        Raises:
+            OSError: The port is taken.
+        """
+        from gpumesh.runtime import embedded
+
+        return embedded.start_coordinator(port, token, host=host)
+
+    @staticmethod
+    def add_worker(
+        url: Optional[str] = None, token: Optional[str] = None, slots: Optional[int] = None, **options: Any
+    ) -> WorkerHandle:
+        """Lend this machine to a mesh as a worker, in a process of its own; returns at once.
+
+        Args:
+            url: The coordinator's address; as for `GPUMesh` if not given, and so is `token`.
+            slots: Tasks at the same time; one per core if not given.
+            options: `tags={"room": "lab"}`, `score=...`.
+
+        Returns:
+            A handle with `info`, a dict, and `stop()`.
+
+        Raises:
+            ValueError: The address makes no sense, or none is known.
+        """
+        from gpumesh.runtime import embedded
+
+        found, secret = resolve_connection(url, token)
+        if found is None:
+            raise ValueError("no mesh is known to join; give add_worker its address and token")
+        return embedded.add_worker(found, secret or "", slots=slots, **options)
+
+    def _embed(self, workers: int, slots: int) -> Session:
+        from gpumesh.runtime.embedded import EmbeddedMesh
+
+        embedded = self._embedded = EmbeddedMesh(workers=workers, slots=slots)
+        self.url = embedded.url
+        session = Session(
+            url=embedded.url,
+            token=embedded.token,
+            connect_timeout=self._connect_timeout,
+            reconnect_timeout=0.0,  # A coordinator of ours that is gone does not come back.
+            fallback=False,
+            start_local=_start_stand_in,
+            name=self._name,
+            is_own_mesh=True,
+        )
+        self._session = session
+        self._end_with_me(session, embedded)
+        return session
+
+    def _end_with_me(self, session: Session, embedded: Optional[EmbeddedMesh]) -> None:
+        finalizer = self._finalizer = weakref.finalize(self, _end_when_idle, session, embedded, os.getpid())
+        finalizer.atexit = False  # The session and the embedded mesh see to that themselves.
+
+    def _start(self) -> Session:
+        """The session, where there is none yet: an embedded mesh is started, or this object was closed."""
+        with self._lock:
+            if self._is_closed:
+                raise MeshClosedError("the mesh was closed; make a new one")
+            if self._session is None:
+                logger.warning("%s; running on this machine", self._local_reason)
+                return self._embed(1, _usable_cores())
+            return self._session
+
+    def _open_session(self) -> Session:
+        session = self._session
+        return session if session is not None else self._start()
+
+    # --- running
+
+    def distribute(
+        self,
+        function: Callable[..., Any],
+        params: Iterable[Any],
+        *,
+        timeout: Optional[float] = DISTRIBUTE_TIMEOUT_SECONDS,
+        progress: bool = False,
+        return_exceptions: bool = False,
+        window: Optional[int] = None,
+        **options: Any,
+    ) -> ResultStream:
+        """Run a function once for each item of `params`: the same as `accelerate(mesh, ...)(function).map(params)`.
+
+        Args:
+            function: Accelerated or not.
+            params: A dict is keyword arguments, a tuple positional arguments, anything else the one argument.
+            timeout: Seconds of run time for each, unless the function has been given its own; None for no limit.
+            progress: Show a live bar.
+            return_exceptions: Give a failed item's exception as its value.
+            window: Items that `params` may be read ahead of the results.
+            options: As for `accelerate`.
+        """
+        from gpumesh.client.accelerate import AcceleratedFunction, accelerated
+
+        given: Dict[str, Any] = dict(options)
+        has_own = isinstance(function, AcceleratedFunction) and function.task_options.timeout is not None
+        if not (has_own and timeout == DISTRIBUTE_TIMEOUT_SECONDS):
+            given["timeout"] = timeout
+        return accelerated(function, mesh=self, options=given).map(
+            params, progress=progress, return_exceptions=return_exceptions, window=window
+        )
+
+    # --- the pool
+
+    def workers(self) -> List[Dict[str, Any]]:
+        """The workers alive: `id`, `hostname`, `device`, `device_name`, `score`, `alive`, `slots`, `running`, ... of each.
+
+        Raises:
+            MeshUnavailableError: Nobody answers.
+        """
+        found = self._open_session().query("workers", timeout=QUERY_SECONDS)
+        return [dict(worker, devices=list(worker["devices"])) for worker in found]
+
+    def devices(self) -> List[Dict[str, Any]]:
+        """All devices of all workers, the fastest first: `index` in this list, `hostname`, `device`, `device_name`, `score`,
+        `memory`, `worker`, and `status`: "idle", "busy", or what is wrong with the worker."""
+        found = [
+            {
+                "hostname": worker["hostname"],
+                "device": _label(device),
+                "device_name": device["name"],
+                "score": device["score"],
+                "status": _status(worker),
+                "memory": device["memory"],
+                "worker": worker["id"],
+            }
+            for worker in self.workers()
+            for device in worker["devices"]
+        ]
+        found.sort(key=lambda device: -device["score"])
+        return [{"index": index, **device} for index, device in enumerate(found)]
+
+    def device_count(self) -> int:
+        """How many devices all workers have together."""
+        return sum(len(worker["devices"]) for worker in self.workers())
+
+    def total_score(self) -> float:
+        """The sum of the workers' scores; 100 is one RTX 4090."""
+        return float(sum(worker["score"] for worker in self.workers()))
+
+    def auto_device(self) -> str:
+        """The kind of the fastest device on the mesh, for `.to(...)` and torch: "cuda", "mps", ... or "cpu"."""
+        best = max(self.devices(), key=lambda device: float(device["score"]), default=None)
+        return "cpu" if best is None else str(best["device"]).partition(":")[0]
+
+    def results_to_dataframe(self, results: Iterable[Any]) -> Any:
+        """Results as a pandas DataFrame, one row each; see `client.frames`. Blocks until they are there.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        from gpumesh.client.frames import results_to_dataframe
+
+        return results_to_dataframe(results)
+
+    # --- the end
+
+    def close(self) -> None:
+        """End it: what is pending fails with MeshClosedError, processes of an embedded mesh end. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            session, embedded = self._session, self._embedded
+            self._session = None
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        if session is not None:
+            session.close(MeshClosedError("the mesh was closed"))
+        if embedded is not None:
+            embedded.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    def __enter__(self) -> GPUMesh:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], traceback: Optional[TracebackType]
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        # Captured by a task's function. Neither address nor token travels: inside the task it is the mesh of that machine's user.
+        return default_mesh, ()
+
+    def __repr__(self) -> str:
+        if self._is_closed:
+            state = "closed"
+        elif self._embedded is not None:
+            state = "on this machine"
+        elif self._session is not None and self._session.is_local_fallback:
+            state = "not available, running on this machine"
+        elif self.url is None:
+            state = "on this machine, at the first use"
+        else:
+            state = self.url
+        return f"<GPUMesh {state}>"
+
+
+_default: Optional[GPUMesh] = None
+_default_lock = threading.Lock()
+
+
+def default_mesh() -> GPUMesh:
+    """The mesh of functions that were given none: `GPUMesh()`, made once."""
+    global _default
+    with _default_lock:
+        if _default is None or _default.is_closed:
+            _default = GPUMesh()
+        return _default
+
+
+def _renew_default_lock() -> None:
+    global _default_lock
+    _default_lock = threading.Lock()  # In a forked child: another thread of the parent may have held it.
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_default_lock)
+
+
+_shown: Optional[logging.Handler] = None
+
+
+def show_log(verbosity: int) -> None:
+    """GPUMESH_VERBOSE: what the runtime does goes to stderr, unless the application has arranged for the log itself."""
+    global _shown
+    level = logging.DEBUG if verbosity > 1 else logging.INFO
+    if logger.level == logging.NOTSET or logger.level > level:
+        logger.setLevel(level)
+    if _shown is not None or logger.hasHandlers():
+        return
+    _shown = logging.StreamHandler(sys.stderr)
+    _shown.setFormatter(logging.Formatter("gpumesh %(asctime)s %(message)s", "%H:%M:%S"))
+    logger.addHandler(_shown)
+
+
+def _usable_cores() -> int:
+    from gpumesh.devices.detect import usable_cores
+
+    return usable_cores()
+
+
+def _start_stand_in() -> Any:
+    """The mesh that stands in for one that cannot be used: this machine, one slot per core."""
+    from gpumesh.runtime.embedded import EmbeddedMesh
+
+    return EmbeddedMesh(workers=1, slots=_usable_cores())
+
+
+def _end_when_idle(session: Session, embedded: Optional[EmbeddedMesh], owner: int) -> None:
+    """The mesh object is gone. What its futures still wait for goes on until the interpreter ends."""
+    if os.getpid() != owner or any(channel.pending_tasks for channel in session._channels()):
+        return
+
+    def end() -> None:
+        session.close(MeshClosedError("the mesh object is gone; keep it as long as it is used"))
+        if embedded is not None:
+            embedded.close()
+
+    try:
+        threading.Thread(target=end, name="gpumesh-close", daemon=True).start()  # The collector may run under any lock.
+    except RuntimeError:
+        pass  # The interpreter is ending and closes both.
+
+
+def _label(device: Dict[str, Any]) -> str:
+    kind = str(device["kind"])
+    return kind if kind == "cpu" else f"{kind}:{device['index']}"
+
+
+def _status(worker: Dict[str, Any]) -> str:
+    if worker.get("problem"):
+        return str(worker["problem"])
+    if not worker.get("alive", True):
+        return "lost"
+    if worker.get("draining"):
+        return "leaving"
+    return "busy" if worker.get("running") else "idle"
