@@ -30,6 +30,7 @@ from gpumesh.config import (
     CONTROL_FRAME_BYTES,
     HANDSHAKE_SECONDS,
     HEARTBEAT_SECONDS,
+    INLINE_BUFFER_BYTES,
     MIB,
     PROTOCOL_VERSION,
     SILENCE_SECONDS,
@@ -42,6 +43,7 @@ from gpumesh.errors import (
     ProtocolError,
     VersionMismatchError,
 )
+from gpumesh.model.payloads import OutOfBand
 from gpumesh.model.records import NamedTuple
 from gpumesh.protocol import auth, codec, frames
 from gpumesh.protocol.messages import (
@@ -72,6 +74,7 @@ _NEVER = float("inf")
 _ZEROS = bytes(CHUNK_BYTES)
 _DEFINITIONS = (DefineFunction, DefineSpec)
 _AFTER_DEFINITIONS = (DefineFunction, DefineSpec, SubmitTasks, RunTasks)
+_PAYLOAD_PLACES = {RunTasks: ("tasks", 2), TaskResults: ("results", 2), TasksFinished: ("results", 3)}
 _HTTP_VERBS = (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC", b"CONN", b"PRI ")
 _HTTP_ANSWER = (
     b"HTTP/1.1 426 Upgrade Required\r\nContent-Type: text/plain\r\nConnection: close\r\nUpgrade: gpumesh\r\n\r\n"
@@ -403,21 +406,24 @@ class Connection:
             return
         assert self.state is State.OPEN, f"{type(message).__name__} sent in state {self.state.name}"
         tag, body, buffers = self._encoder.encode(message)
-        if not buffers and not self._definitions_in_bulk and len(body) <= CONTROL_FRAME_BYTES:
-            self._queue(frames.encode_frame(tag, body))
-        elif len(body) > CONTROL_FRAME_BYTES:
-            for part in self._small_enough(message):
+        if len(body) > BULK_MESSAGE_BYTES:
+            lighter = _with_large_payloads_beside(message)
+            if lighter is message and len(body) <= CONTROL_FRAME_BYTES:
+                self._put(type(message), tag, body, buffers)
+                return
+            for part in self._small_enough(lighter):
                 self._put(type(message), *part)
+        elif not buffers and not self._definitions_in_bulk:
+            self._queue(frames.encode_frame(tag, body))
         else:
             self._put(type(message), tag, body, buffers)
 
     def _small_enough(self, message: Any) -> List[Tuple[int, bytes, List[Any]]]:
-        """A batch that is too large for one frame, encoded in several; nothing is queued before all of it fits."""
-        parts: List[Tuple[int, bytes, List[Any]]] = []
-        for half in _halves(message):
-            encoded = self._encoder.encode(half)
-            parts.extend(self._small_enough(half) if len(encoded[1]) > CONTROL_FRAME_BYTES else [encoded])
-        return parts
+        """A large batch encoded in as many frames as it needs; nothing is queued before all of it fits."""
+        encoded = self._encoder.encode(message)
+        if len(encoded[1]) <= CONTROL_FRAME_BYTES:
+            return [encoded]
+        return [part for half in _halves(message) for part in self._small_enough(half)]
 
     def _put(self, kind: Type[Any], tag: int, body: bytes, buffers: List[Any]) -> None:
         raw = 0
@@ -599,6 +605,30 @@ def _not_a_mesh(data: bytes) -> ProtocolError:
     else:
         who = f"something that starts with {data[:16]!r}"
     return ProtocolError(f"the other side is {who}, not a gpumesh coordinator; check host and port")
+
+
+def _with_large_payloads_beside(message: Any) -> Any:
+    """The same message with its large plain payloads as buffers, so that they can travel in chunks."""
+    kind = type(message)
+    if kind is DefineFunction:
+        return message._replace(body=_beside(message.body)) if _is_large(message.body) else message
+    if kind is SubmitTasks:
+        if any(map(_is_large, message.payloads)):
+            return message._replace(payloads=[_beside(payload) for payload in message.payloads])
+    elif kind in _PAYLOAD_PLACES:
+        field, place = _PAYLOAD_PLACES[kind]
+        items = getattr(message, field)
+        if any(_is_large(item[place]) for item in items):
+            return message._replace(**{field: [(*i[:place], _beside(i[place]), *i[place + 1 :]) for i in items]})
+    return message
+
+
+def _is_large(payload: Any) -> bool:
+    return type(payload) is bytes and len(payload) >= INLINE_BUFFER_BYTES
+
+
+def _beside(payload: Any) -> Any:
+    return OutOfBand([payload]) if _is_large(payload) else payload
 
 
 def _halves(message: Any) -> List[Any]:

@@ -22,6 +22,7 @@ from gpumesh.protocol import connection as module
 from gpumesh.protocol import frames
 from gpumesh.protocol.connection import Closed, Connection, Established, State
 from gpumesh.protocol.messages import (
+    Answer,
     CancelTasks,
     Challenge,
     DefineFunction,
@@ -552,49 +553,71 @@ def test_a_frame_that_is_too_long_ends_an_open_connection(length: int) -> None:
     assert take(side)[4] == 0x05
 
 
+@pytest.fixture
+def small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames of 1,000 bytes; what is over 500 bytes is looked at twice."""
+    monkeypatch.setattr(module, "CONTROL_FRAME_BYTES", 1000)
+    monkeypatch.setattr(module, "BULK_MESSAGE_BYTES", 500)
+
+
+@pytest.mark.usefixtures("small_frames")
 def test_a_batch_too_large_for_one_frame_leaves_as_several() -> None:
     dialer, listener = open_pair()
-    third = b"x" * (CONTROL_FRAME_BYTES // 3)
+    third = b"x" * 330
     ids = tuple(range(5))
     dialer.send(SubmitTasks(1, list(ids), [third] * 5))
     dialer.send(RunTasks(1, [(i, 1, third) for i in ids]))
     dialer.send(TaskResults("w", [(i, 0, third, 0.0) for i in ids]))
     dialer.send(TasksFinished([(i, 1, 0, third, 0.0) for i in ids]))
+    dialer.send(CancelTasks(tuple(range(1 << 40, (1 << 40) + 500))))
+    dialer.send(RecallTasks(tuple((i, 1) for i in range(500)), True))
 
     _, events = pump(dialer, listener)
 
-    assert all(len(event[-1]) <= 3 for event in events)
-    assert [i for event in events if type(event) is SubmitTasks for i in event.task_ids] == list(ids)
-    assert [task[0] for event in events if type(event) is RunTasks for task in event.tasks] == list(ids)
-    assert [r[0] for event in events if type(event) is TaskResults for r in event.results] == list(ids)
-    assert [r[0] for event in events if type(event) is TasksFinished for r in event.results] == list(ids)
+    def all_of(kind: type, field: str) -> List[Any]:
+        several = [getattr(event, field) for event in events if type(event) is kind]
+        assert len(several) > 1
+        return [item for items in several for item in items]
+
+    assert all_of(SubmitTasks, "task_ids") == list(ids)
+    assert all_of(RunTasks, "tasks") == [(i, 1, third) for i in ids]
+    assert all_of(TaskResults, "results") == [(i, 0, third, 0.0) for i in ids]
+    assert all_of(TasksFinished, "results") == [(i, 1, 0, third, 0.0) for i in ids]
+    assert all_of(CancelTasks, "task_ids") == list(range(1 << 40, (1 << 40) + 500))
+    assert all_of(RecallTasks, "tasks") == [(i, 1) for i in range(500)]
 
 
-def test_as_many_ids_as_a_client_may_have_can_be_cancelled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CONTROL_FRAME_BYTES", 1000)
-    dialer, listener = open_pair()
-    ids = tuple((1 << 40) + i for i in range(1000))
-    dialer.send(CancelTasks(ids))
-    dialer.send(RecallTasks(tuple((i, 1) for i in ids), True))
+@pytest.mark.parametrize("size", [BULK_MESSAGE_BYTES, CONTROL_FRAME_BYTES + 1])
+def test_a_large_plain_payload_travels_in_chunks_too(size: int) -> None:
+    large = b"x" * size
+    beside = OutOfBand([large])
+    cases = [
+        (SubmitTasks(1, (1, 2), (b"small", large)), SubmitTasks(1, (1, 2), (b"small", beside))),
+        (RunTasks(1, ((1, 1, large), (2, 1, b"s"))), RunTasks(1, ((1, 1, beside), (2, 1, b"s")))),
+        (TaskResults("w", ((1, 0, large, 0.5),)), TaskResults("w", ((1, 0, beside, 0.5),))),
+        (TasksFinished(((1, 1, 0, large, 0.5),)), TasksFinished(((1, 1, 0, beside, 0.5),))),
+        (DefineFunction(b"d" * 16, large), DefineFunction(b"d" * 16, beside)),
+    ]
+    for sent, received in cases:
+        dialer, listener = open_pair()
+        dialer.send(sent)
+        assert dialer.has_bulk is (size > BULK_MESSAGE_BYTES)
+        assert pump(dialer, listener) == ([], [received])
 
-    _, events = pump(dialer, listener)
 
-    assert [i for event in events if type(event) is CancelTasks for i in event.task_ids] == list(ids)
-    assert [task[0] for event in events if type(event) is RecallTasks for task in event.tasks] == list(ids)
-
-
+@pytest.mark.usefixtures("small_frames")
 @pytest.mark.parametrize(
     "message",
     [
-        SubmitTasks(1, [1, 2, 3], [b"small", b"x" * (CONTROL_FRAME_BYTES + 1), b"small"]),
-        RunTasks(1, [(1, 1, b"small"), (2, 1, b"x" * (CONTROL_FRAME_BYTES + 1))]),
-        DefineFunction(b"d" * 16, b"x" * (CONTROL_FRAME_BYTES + 1)),
+        Answer(1, "x" * 1001, ""),
+        TaskResults("w", [(1, 5, {"reason": "small"}, 0.0), (2, 5, {"reason": "x" * 1001}, 0.0)]),
+        RunTasks(1, [(1, 1, b"small"), (2, 1, b"x" * 1001)]),
     ],
 )
 def test_an_item_too_large_for_a_frame_is_refused_and_nothing_of_its_batch_leaves(message: Any) -> None:
     side = at(State.OPEN)
 
-    with pytest.raises(ProtocolError, match="its large parts must be buffers"):
+    with pytest.raises(ProtocolError, match=r"over the 1000 bytes of a frame; its large parts must be buffers"):
         side.send(message)
     assert not side.has_data
     assert side.established
@@ -745,12 +768,12 @@ def test_tasks_take_the_short_way_again_once_the_definitions_are_out() -> None:
     assert not dialer.has_bulk
 
 
+@pytest.mark.usefixtures("small_frames")
 def test_a_batch_too_large_for_a_frame_also_waits_for_its_definitions() -> None:
     dialer, listener = open_pair()
-    half = b"x" * (CONTROL_FRAME_BYTES // 2)
     definition = DefineFunction(b"d" * 16, OutOfBand([LARGE]))
     dialer.send(definition)
-    dialer.send(SubmitTasks(1, [1, 2, 3], [half] * 3))
+    dialer.send(SubmitTasks(1, [1, 2, 3], [b"x" * 500] * 3))
 
     _, events = pump(dialer, listener)
 
