@@ -200,12 +200,11 @@ def _new(class_: Type[BaseException], args: Tuple[Any, ...]) -> BaseException:
         made = builtin.__new__(class_)  # type: ignore[call-overload]
     if not isinstance(made, BaseException):
         raise TypeError(f"{class_!r} made {made!r}")
+    error: BaseException = made
     http_error: Any = getattr(sys.modules.get("urllib.error"), "HTTPError", ())
-    if isinstance(made, http_error):
-        http_error.__init__(
-            made, "", 0, "", {}, io.BytesIO()
-        )  # It is its own response: without a body it breaks on every look.
-    return made
+    if isinstance(error, http_error):
+        http_error.__init__(error, "", 0, "", {}, io.BytesIO())  # Its own response: without a body every look breaks.
+    return error
 
 
 def _args(error: BaseException) -> Tuple[Any, ...]:

@@ -163,7 +163,7 @@ def _is_fixed(value: Any, known: Set[int]) -> bool:
         return True
     if isinstance(value, enum.Enum):
         return id(kind) in known or is_importable(kind)
-    return hasattr(kind, "__gpumesh_reduce__")
+    return hasattr(kind, "__gpumesh_reduce__") and not hasattr(value, "__self__")  # Bound to an instance, it may change.
 
 
 def _contents(cell: Any) -> Any:
