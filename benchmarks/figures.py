@@ -1,0 +1,217 @@
+"""Pure arithmetic over what was measured: percentiles, spreads, ratios, and which bars they meet."""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+# system -> the metrics of each successful run, by repeat
+Runs = Dict[str, Dict[int, Dict[str, float]]]
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The value below which `percent` of the values lie, interpolated between neighbours.
+
+    Raises:
+        ValueError: There are no values.
+    """
+    if not values:
+        raise ValueError("no values to take a percentile of")
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+class Summary(NamedTuple):
+    """One figure of one system over all repeats."""
+
+    median: float
+    low: float
+    high: float
+    values: List[float]
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    """Median and spread."""
+    return Summary(percentile(values, 50), min(values), max(values), list(values))
+
+
+class Bar(NamedTuple):
+    """A limit on gpumesh's median: `limit`, or `limit` times the median of the peer `against`."""
+
+    limit: float
+    against: Optional[str] = None
+
+
+class Row(NamedTuple):
+    """One line of the table: a figure of gpumesh beside that of the others."""
+
+    workload: str
+    title: str
+    metric: str  # gpumesh's
+    unit: str
+    smaller_is_better: bool
+    peer_metric: Optional[str] = None  # Where the peers' figure has another name.
+    bars: Tuple[Bar, ...] = ()
+    goals: Tuple[Bar, ...] = ()
+    is_ratio_useful: bool = True
+
+    def metric_of(self, system: str) -> str:
+        return self.metric if system == "gpumesh" or self.peer_metric is None else self.peer_metric
+
+
+# What gpumesh must reach (bars) and wants to reach (goals): two slots, everything on one machine of two cores.
+ROWS: Tuple[Row, ...] = (
+    Row(
+        "noop_latency",
+        "no-op round trip, p50",
+        "p50_us",
+        "us",
+        smaller_is_better=True,
+        bars=(Bar(0.25, "ray"), Bar(1.8, "processpool")),
+        goals=(Bar(1.3, "processpool"),),
+    ),
+    Row("noop_latency", "no-op round trip, p99", "p99_us", "us", smaller_is_better=True),
+    Row(
+        "noop_throughput",
+        "no-op, .map",
+        "stream_per_s",
+        "tasks/s",
+        smaller_is_better=False,
+        peer_metric="futures_per_s",
+        bars=(Bar(3, "processpool"), Bar(20, "ray")),
+        goals=(Bar(6, "processpool"),),
+    ),
+    Row(
+        "noop_throughput",
+        "no-op, one future each",
+        "futures_per_s",
+        "tasks/s",
+        smaller_is_better=False,
+        bars=(Bar(1.5, "processpool"),),
+        goals=(Bar(3, "processpool"),),
+    ),
+    Row(
+        "small_args",
+        "1 kB in and out, .map",
+        "stream_per_s",
+        "tasks/s",
+        smaller_is_better=False,
+        peer_metric="futures_per_s",
+        bars=(Bar(2, "processpool"),),
+        goals=(Bar(4, "processpool"),),
+    ),
+    Row("small_args", "1 kB in and out, one future each", "futures_per_s", "tasks/s", smaller_is_better=False),
+    Row("first_result", "20 ms tasks: first result", "first_ms", "ms", smaller_is_better=True, bars=(Bar(30),)),
+    Row("first_result", "20 ms tasks: total / ideal", "total_over_ideal", "", smaller_is_better=True, bars=(Bar(1.03),)),
+    Row("start", "process start to first result", "seconds", "s", smaller_is_better=True, bars=(Bar(0.4),), goals=(Bar(0.25),)),
+    Row(
+        "idle_memory",
+        "idle PSS, without driver",
+        "system_mb",
+        "MB",
+        smaller_is_better=True,
+        bars=(Bar(75),),
+        goals=(Bar(50),),
+    ),
+    Row("idle_memory", "idle PSS, with driver", "with_driver_mb", "MB", smaller_is_better=True),
+    Row(
+        "idle_memory",
+        "idle CPU, of one core",
+        "cpu_percent",
+        "%",
+        smaller_is_better=True,
+        bars=(Bar(1),),
+        goals=(Bar(0.3),),
+        is_ratio_useful=False,
+    ),
+    Row("many_pending", "many pending: submit", "submit_s", "s", smaller_is_better=True),
+    Row(
+        "many_pending",
+        "many pending: all results",
+        "total_s",
+        "s",
+        smaller_is_better=True,
+        bars=(Bar(0.5, "processpool"),),
+        goals=(Bar(0.25, "processpool"),),
+    ),
+    Row(
+        "many_pending",
+        "many pending: peak PSS",
+        "peak_mb",
+        "MB",
+        smaller_is_better=True,
+        bars=(Bar(1, "processpool"),),
+    ),
+    Row(
+        "many_pending",
+        "many pending: PSS after / before",
+        "after_over_before",
+        "",
+        smaller_is_better=True,
+        bars=(Bar(1.2),),
+        is_ratio_useful=False,
+    ),
+)
+
+
+class Verdict(NamedTuple):
+    """Whether a bar or a goal is met."""
+
+    bar: Bar
+    is_goal: bool
+    limit: Optional[float]  # In the row's unit; None: the peer was not measured.
+    is_met: Optional[bool]  # None: cannot be said.
+
+
+class Judged(NamedTuple):
+    """A row with what was measured for it."""
+
+    row: Row
+    summaries: Dict[str, Summary]
+    ratios: Dict[str, Summary]  # gpumesh / peer: the median is that of the medians, the spread that of the single repeats.
+    verdicts: List[Verdict]
+
+
+def judge(row: Row, runs: Runs) -> Judged:
+    """Summarize one row, and hold it against its bars."""
+    values = {
+        system: {
+            repeat: metrics[row.metric_of(system)] for repeat, metrics in repeats.items() if row.metric_of(system) in metrics
+        }
+        for system, repeats in runs.items()
+    }
+    summaries = {system: summarize(list(found.values())) for system, found in values.items() if found}
+    own = summaries.get("gpumesh")
+    ratios = {
+        peer: _ratio(values["gpumesh"], values[peer])
+        for peer, summary in summaries.items()
+        if row.is_ratio_useful and own is not None and peer != "gpumesh" and summary.median > 0
+    }
+    verdicts = [
+        _verdict(row, bar, is_goal, summaries) for is_goal, bars in ((False, row.bars), (True, row.goals)) for bar in bars
+    ]
+    return Judged(row, summaries, ratios, verdicts)
+
+
+def _ratio(own: Dict[int, float], peer: Dict[int, float]) -> Summary:
+    paired = [value / peer[repeat] for repeat, value in own.items() if peer.get(repeat, 0) > 0]
+    median = percentile(list(own.values()), 50) / percentile(list(peer.values()), 50)
+    return Summary(median, min([median, *paired]), max([median, *paired]), paired)
+
+
+def _verdict(row: Row, bar: Bar, is_goal: bool, summaries: Dict[str, Summary]) -> Verdict:
+    limit: Optional[float] = bar.limit
+    if bar.against is not None:
+        limit = bar.limit * summaries[bar.against].median if bar.against in summaries else None
+    own = summaries.get("gpumesh")
+    if own is None or limit is None:
+        return Verdict(bar, is_goal, limit, None)
+    return Verdict(bar, is_goal, limit, own.median <= limit if row.smaller_is_better else own.median >= limit)
+
+
+def judge_all(measured: Dict[str, Runs]) -> List[Judged]:
+    """The rows of the workloads that were run, in the table's order."""
+    return [judge(row, measured[row.workload]) for row in ROWS if row.workload in measured]

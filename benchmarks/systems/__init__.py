@@ -1,0 +1,71 @@
+"""One file per system that is measured, each with the same face. Importing this package imports none of the systems."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Protocol, Sequence, cast
+
+SLOTS = 2  # Worker processes of every system.
+
+
+class System(Protocol):
+    """How a workload drives one system. Made in the driver process; everything runs in `SLOTS` worker processes."""
+
+    streams: bool  # Whether `stream` is a way of its own to run many small tasks, worth a figure beside one future each.
+
+    def open(self) -> None:
+        """Start the system; need not wait for its workers."""
+
+    def close(self) -> None:
+        """End its processes."""
+
+    def caller(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
+        """One call with one argument, there and back, as a user would write it in a loop."""
+
+    def submit_all(self, function: Callable[..., Any], items: Sequence[Any]) -> List[Any]:
+        """One future for each item."""
+
+    def gather(self, futures: List[Any]) -> List[Any]:
+        """Their results, in order."""
+
+    def stream(self, function: Callable[..., Any], items: Sequence[Any]) -> Iterator[Any]:
+        """One task for each item, results as soon as they can be had, none chunked by hand."""
+
+    def heads(self) -> List[int]:
+        """Processes beside the driver that hold tasks which nothing runs yet."""
+
+
+class Profile(NamedTuple):
+    """What can be said about a system without importing it."""
+
+    title: str
+    module: str  # Of this package: holds SYSTEM, the class, and START, a program that prints one result.
+    needs: Optional[str]  # The module that must be installed.
+    distribution: Optional[str]  # Whose version is recorded.
+
+
+PROFILES: Dict[str, Profile] = {
+    "gpumesh": Profile("gpumesh", "mesh", "gpumesh", "gpumesh"),
+    "processpool": Profile("ProcessPool", "processpool", None, None),
+    "ray": Profile("Ray", "ray_core", "ray", "ray"),
+    "dask": Profile("Dask", "dask_distributed", "distributed", "distributed"),
+}
+
+
+def is_installed(system: str) -> bool:
+    """Whether the system can be measured here."""
+    needs = PROFILES[system].needs
+    return needs is None or importlib.util.find_spec(needs) is not None
+
+
+def create(system: str) -> System:
+    """The system's adapter, not opened."""
+    module = importlib.import_module(f"benchmarks.systems.{PROFILES[system].module}")
+    return cast(System, module.SYSTEM())
+
+
+def start_program(system: str) -> str:
+    """A whole program, as a user would write it: from nothing to one printed result."""
+    module = importlib.import_module(f"benchmarks.systems.{PROFILES[system].module}")
+    return cast(str, module.START)

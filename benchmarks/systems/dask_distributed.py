@@ -1,0 +1,63 @@
+"""Dask's distributed scheduler: a LocalCluster of two single-threaded worker processes, the scheduler in the driver, no dashboard."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Callable, Iterator, List, Sequence
+
+from benchmarks.systems import SLOTS
+
+START = f"""
+from distributed import Client, LocalCluster
+
+
+def noop():
+    return 1
+
+
+if __name__ == "__main__":
+    with LocalCluster(n_workers={SLOTS}, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
+        print(client.submit(noop).result(), flush=True)
+"""
+
+
+class Dask:
+    """`client.submit` for one future each and `client.gather`."""
+
+    streams = False
+
+    def open(self) -> None:
+        import distributed
+
+        untyped: Any = distributed
+        self._as_completed = untyped.as_completed
+        self._cluster = untyped.LocalCluster(
+            n_workers=SLOTS, threads_per_worker=1, dashboard_address=None, silence_logs=logging.ERROR
+        )
+        self._client = untyped.Client(self._cluster)
+
+    def close(self) -> None:
+        self._client.close()
+        self._cluster.close()
+
+    def caller(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
+        submit = self._client.submit
+        return lambda item: submit(function, item, pure=False).result()
+
+    def submit_all(self, function: Callable[..., Any], items: Sequence[Any]) -> List[Any]:
+        submit = self._client.submit
+        return [submit(function, item, pure=False) for item in items]
+
+    def gather(self, futures: List[Any]) -> List[Any]:
+        results: List[Any] = self._client.gather(futures)
+        return results
+
+    def stream(self, function: Callable[..., Any], items: Sequence[Any]) -> Iterator[Any]:
+        for _, result in self._as_completed(self.submit_all(function, items), with_results=True):
+            yield result
+
+    def heads(self) -> List[int]:
+        return []  # The scheduler runs in the driver.
+
+
+SYSTEM = Dask

@@ -1,0 +1,62 @@
+"""gpumesh: an embedded mesh of one worker with two slots."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Iterator, List, Sequence
+
+from benchmarks import processes
+from benchmarks.systems import SLOTS
+
+START = f"""
+from gpumesh import GPUMesh, accelerate
+
+
+def noop():
+    return 1
+
+
+with GPUMesh.local(workers=1, slots={SLOTS}) as mesh:
+    print(accelerate(mesh)(noop).remote().result(), flush=True)
+"""
+
+
+class Mesh:
+    """`f.remote` for one future each, `f.map` for a stream."""
+
+    streams = True
+
+    def open(self) -> None:
+        from gpumesh import GPUMesh
+
+        self._mesh = GPUMesh.local(workers=1, slots=SLOTS)
+
+    def close(self) -> None:
+        self._mesh.close()
+
+    def _accelerated(self, function: Callable[..., Any]) -> Any:
+        from gpumesh import accelerate
+
+        return accelerate(self._mesh)(function)
+
+    def caller(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
+        remote = self._accelerated(function).remote
+        return lambda item: remote(item).result()
+
+    def submit_all(self, function: Callable[..., Any], items: Sequence[Any]) -> List[Any]:
+        remote = self._accelerated(function).remote
+        return [remote(item) for item in items]
+
+    def gather(self, futures: List[Any]) -> List[Any]:
+        return [future.result() for future in futures]
+
+    def stream(self, function: Callable[..., Any], items: Sequence[Any]) -> Iterator[Any]:
+        if items and isinstance(items[0], dict):
+            items = [(item,) for item in items]  # A bare dict would be keyword arguments.
+        return iter(self._accelerated(function).map(items))
+
+    def heads(self) -> List[int]:
+        return [pid for pid in processes.descendants(os.getpid()) if processes.name(pid) == "gpumesh-coord"]
+
+
+SYSTEM = Mesh
