@@ -29,6 +29,7 @@ __all__ = ["LocalMesh", "Session", "Sink", "SpecHandle"]
 logger = logging.getLogger("gpumesh")
 
 JOINING_WORKER_SECONDS = 1.0  # A mesh without workers is given this long: one that was just started joins in 0.3 s.
+_ASK_SECONDS = 2.0
 LOCAL_RECONNECT_SECONDS = 2.0  # A coordinator on this machine that is gone does not come back.
 
 
@@ -228,10 +229,22 @@ class Session:
             if remote.workers or self._is_own_mesh or remote.wait_for_workers(JOINING_WORKER_SECONDS):
                 self._channel = remote
                 return remote
-            problem = f"the mesh at {self.address} has no workers"
-            if not self._fallback:
-                raise MeshUnavailableError(f"{problem}; add one with `gpumesh join`")
-            return self._use_local(problem)
+            ailing = self._ailing_workers(remote)
+            if self._fallback:
+                return self._use_local(f"the mesh at {self.address} has no workers{ailing and f' that take tasks ({ailing})'}")
+            if not ailing:
+                raise MeshUnavailableError(f"the mesh at {self.address} has no workers; add one with `gpumesh join`")
+            self._channel = remote  # They may recover; the coordinator tells when tasks wait for that in vain.
+            return remote
+
+    @staticmethod
+    def _ailing_workers(remote: Channel) -> str:
+        """Why the workers that a mesh has take no tasks; "" when it has none."""
+        try:
+            views = remote.ask("workers", {}, _ASK_SECONDS)
+        except MeshError:
+            return ""
+        return "; ".join(f"{view['hostname']}: {view['problem']}" for view in views if view.get("problem"))
 
     def _reach_remote(self) -> Optional[Channel]:
         """The connection to the mesh; None when this machine stands in for it. Under the lock."""

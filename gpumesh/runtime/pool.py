@@ -324,6 +324,7 @@ class RunnerPool:
         self._channel = channel
         self._watch(channel)
         self._spawner_errors = errors
+        self._spawner_tail.clear()
         os.set_blocking(errors, False)
         self._loop.add_reader(errors, self._on_spawner_errors)
         return channel
@@ -366,7 +367,6 @@ class RunnerPool:
             self.close()
             self._owner.on_pool_lost(reason)
             return
-        self._spawner_tail.clear()
         lost = list(self._processes.values())
         self._drop_spawner()
         logger.warning("%s; starting another", reason)

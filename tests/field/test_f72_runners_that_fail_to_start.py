@@ -1,0 +1,147 @@
+"""F72: runners that cannot start: the worker says why, takes no tasks, tries again and recovers; nobody waits without being told."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List
+
+import pytest
+
+from gpumesh.errors import NoSuitableWorkerError
+from tests.integration.programs import Programs, started_programs
+from tests.support import tasks
+from tests.support.client import Client
+from tests.support.processes import until
+
+# Python imports this at each start; it ends a process that starts runners as long as the flag is there.
+BROKEN = """
+import os
+if os.path.exists({flag!r}):
+    with open("/proc/self/cmdline", "rb") as file:
+        if b"gpumesh.runtime.spawner" in file.read():
+            os.write(2, b"ImportError: libcudart.so.12: cannot open shared object file\\n")
+            os._exit(1)
+"""
+REASON = "libcudart.so.12: cannot open shared object file"
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    with started_programs(tmp_path) as started:
+        yield started
+
+
+class Breakage:
+    """An environment in which no process that starts runners comes up, until it is mended."""
+
+    def __init__(self, folder: Path) -> None:
+        self.flag = folder / "broken"
+        self.flag.touch()
+        site = folder / "site"
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(BROKEN.format(flag=str(self.flag)))
+        self.environment = {"PYTHONPATH": str(site)}
+
+    def mend(self) -> None:
+        self.flag.unlink()
+
+
+@pytest.fixture
+def breakage(tmp_path: Path) -> Breakage:
+    return Breakage(tmp_path)
+
+
+def join(programs: Programs, url: str, **environment: str) -> Any:
+    worker = programs.gpumesh("join", url, "--token", "secret", "--slots", "1", "--score", "1", **environment)
+    worker.wait_for("works for")
+    return worker
+
+
+def problems(client: Client) -> List[str]:
+    return sorted(worker["problem"] for worker in client.workers())
+
+
+def test_one_of_two_workers_is_ill_and_the_other_does_all_the_work(programs: Programs, breakage: Breakage) -> None:
+    _, url = programs.serve("--no-self-worker", "--token", "secret")
+    ill = join(programs, url, **breakage.environment)
+    join(programs, url)
+    with Client(url, "secret") as client:
+        until(lambda: len(problems(client)) == 2 and REASON in problems(client)[1], 10, what="a worker with a problem")
+        assert problems(client)[0] == ""
+
+        futures = [client.remote(tasks.where) for _ in range(50)]
+
+        assert len({future.result(20) for future in futures}) == 1
+        (sick,) = [worker for worker in client.workers() if worker["problem"]]
+        assert sick["alive"]
+        assert sick["done"] == 0
+        assert "fail to start" in sick["problem"]
+        assert REASON in ill.output
+
+        breakage.mend()
+
+        until(lambda: problems(client) == ["", ""], 20, what="recovery")
+        futures = [client.remote(tasks.sleep, 0.2) for _ in range(8)]
+        assert [future.result(20) for future in futures] == ["slept"] * 8
+        assert all(worker["done"] for worker in client.workers())
+
+
+def test_with_no_healthy_worker_the_driver_is_told_why_and_the_task_fails_in_the_end(
+    programs: Programs, breakage: Breakage, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, url = programs.serve("--no-self-worker", "--token", "secret")
+    join(programs, url, **breakage.environment)
+    with Client(url, "secret", is_own_mesh=False) as client:
+        until(lambda: REASON in "".join(problems(client)), 10)
+        started = time.monotonic()
+        hopeless = client.remote(tasks.noop, placement_timeout=3.0)
+        patient = client.remote(tasks.noop, "patient", placement_timeout=30.0)
+
+        with pytest.raises(NoSuitableWorkerError, match=REASON) as caught:
+            hopeless.result(10)
+        assert 2.5 < time.monotonic() - started < 6
+        assert "takes no tasks" in str(caught.value)
+        warnings = [record for record in caplog.records if REASON in record.getMessage()]
+        assert warnings
+        assert warnings[0].levelname == "WARNING"
+
+        breakage.mend()
+        assert patient.result(20) == "patient"
+
+
+def test_a_client_that_may_fall_back_says_why_the_mesh_takes_nothing(
+    programs: Programs, breakage: Breakage, caplog: pytest.LogCaptureFixture
+) -> None:
+    from gpumesh.runtime.embedded import EmbeddedMesh
+
+    _, url = programs.serve("--no-self-worker", "--token", "secret")
+    join(programs, url, **breakage.environment)
+    with Client(url, "secret") as looker:
+        until(lambda: REASON in "".join(problems(looker)), 10)
+    with Client(url, "secret", is_own_mesh=False, fallback=True, start_local=lambda: EmbeddedMesh(workers=1)) as client:
+        assert client.remote(tasks.noop, 7).result(20) == 7
+    assert any(REASON in record.getMessage() and "on this machine" in record.getMessage() for record in caplog.records)
+
+
+def test_starts_are_tried_again_with_growing_pauses(programs: Programs, breakage: Breakage) -> None:
+    _, url = programs.serve("--no-self-worker", "--token", "secret")
+    worker = join(programs, url, **breakage.environment)
+
+    for _ in range(3):
+        worker.wait_for("^ImportError")
+    times = [when for when, line in worker.lines if line.startswith("ImportError")]
+
+    assert times[1] - times[0] >= 0.4
+    assert times[2] - times[1] > times[1] - times[0]
+
+
+def test_an_unwritable_folder_for_temporary_files_stops_no_runner(programs: Programs, tmp_path: Path) -> None:
+    nowhere: Dict[str, str] = {"TMPDIR": str(tmp_path / "missing" / "folder"), "TEMP": "/proc", "TMP": "/proc"}
+    _, url = programs.serve("--no-self-worker", "--token", "secret", **nowhere)
+    join(programs, url, **nowhere)
+
+    with Client(url, "secret") as client:
+        assert client.remote(os.getpid).result(20) > 0
+        assert problems(client) == [""]
