@@ -66,6 +66,7 @@ def _crash(status: int, details: Dict[str, Any], *, task: str, where: str, reaso
     if not tries:
         tries = [{key: details[key] for key in ("worker", "exit", "reason", "stderr", "memory_bytes") if key in details}]
         tries[0].setdefault("worker", where)
+    details = {**tries[-1], **details}  # Of a task whose worker was lost as well, only the attempts know how the process died.
     code = details.get("exit")
     if status == Status.LOST:
         what = f"{task} lost its worker{' ' + where if where else ''}"

@@ -35,7 +35,7 @@ class FakeMesh:
         self.workers = workers
         self.answers = answers  # False: the test sends the results itself.
         self.on_submit: Optional[Callable[[int, Any], Result]] = None
-        self.on_query: Callable[[Query], Any] = lambda query: {"asked": query.what}
+        self.on_query: Callable[[Query], Any] = lambda query: [] if query.what == "workers" else {"asked": query.what}
         self.received: List[Any] = []
         self.tasks: Dict[int, Any] = {}  # id -> payload
         self.cancelled: List[int] = []
@@ -110,10 +110,8 @@ class FakeMesh:
 
     def _receive(self, sock: socket.socket) -> None:
         with self._lock:
-            for one, connection in self.connections:
-                if one is sock:
-                    break
-            else:
+            connection = dict(self.connections).get(sock)
+            if connection is None:
                 return
             try:
                 count = sock.recv_into(connection.get_buffer())

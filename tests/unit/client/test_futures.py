@@ -227,11 +227,13 @@ def test_wait_knows_three_ways_to_be_done(wait_for: Any) -> None:
 
 
 def test_many_futures_and_threads_meet_in_as_completed_without_loss() -> None:
+    def finish_all(futures: List[MeshFuture]) -> None:
+        for future in futures:
+            finish(future, 1)
+
     for _ in range(20):
         futures = [make(number) for number in range(50)]
-        threads = [
-            threading.Thread(target=lambda part=part: [finish(future, 1) for future in futures[part::2]]) for part in range(2)
-        ]
+        threads = [threading.Thread(target=finish_all, args=(futures[part::2],)) for part in range(2)]
         for thread in threads:
             thread.start()
         assert set(concurrent.futures.as_completed(futures, timeout=10)) == set(futures)

@@ -144,11 +144,12 @@ def test_a_slow_coordinator_holds_the_submitter_back() -> None:
         mesh._lock.acquire()  # It reads no further.
         thread = threading.Thread(target=lambda: futures.extend(start(session, payload=b"x" * 100_000) for _ in range(300)))
         thread.start()
-        thread.join(0.5)
+        held_at = -1
+        while held_at != len(futures):  # Until what the system itself buffers is full.
+            held_at = len(futures)
+            thread.join(0.3)
         assert thread.is_alive()
-        held_at = len(futures)
-        thread.join(0.2)
-        assert len(futures) == held_at < 300
+        assert held_at < 200
         mesh._lock.release()
         thread.join(20)
         session.flush()
@@ -273,7 +274,7 @@ def test_a_notice_becomes_a_warning(mesh: FakeMesh, caplog: pytest.LogCaptureFix
 
 def test_a_question_is_answered(mesh: FakeMesh) -> None:
     session = connect(mesh)
-    assert session.query("workers") == {"asked": "workers"}
+    assert session.query("anything") == {"asked": "anything"}
     session.close()
 
 
@@ -346,7 +347,7 @@ def test_without_fallback_an_unreachable_mesh_is_an_error(host: str) -> None:
     with pytest.raises(MeshUnavailableError):
         start(session)
     with pytest.raises(MeshUnavailableError):
-        session.query("workers")
+        session.query("anything")
     session.close()
 
 
@@ -363,7 +364,7 @@ def test_an_unreachable_mesh_is_replaced_by_this_machine_with_one_warning(
     session = Session(url=f"127.0.0.1:{free_port()}", token="", start_local=lambda: mesh)
 
     assert [start(session).result(10) for _ in range(3)] == [0, 1, 2]
-    assert session.query("workers") == {"asked": "workers"}
+    assert session.query("anything") == {"asked": "anything"}
 
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == 1
@@ -383,12 +384,12 @@ def test_a_mesh_without_workers_is_replaced_until_it_has_some(
         assert "has no workers; running on this machine instead" in caplog.text
 
         empty.send(MeshChanged(1))
-        session.query("workers")  # The answer comes after what was sent before.
+        session.query("anything")  # The answer comes after what was sent before.
         assert start(session).result(10) == 0
         assert len(empty.tasks) == 1
 
         empty.send(MeshChanged(0))
-        session.query("workers")
+        session.query("anything")
         start(session).result(10)
         assert len(mesh.tasks) == 2
         session.close()
@@ -553,7 +554,7 @@ def test_a_session_that_was_never_used_closes() -> None:
     session = Session(url="127.0.0.1:1", token="", start_local=no_local_mesh)
     session.close()
     with pytest.raises(MeshClosedError):
-        session.query("workers")
+        session.query("anything")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
