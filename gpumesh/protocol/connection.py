@@ -594,7 +594,7 @@ def _refusal(message: Refused) -> MeshError:
 
 def _not_a_mesh(data: bytes) -> ProtocolError:
     """Says who is talking instead, as far as the first bytes tell."""
-    if data.startswith(b"HTTP"):
+    if data.startswith((b"HTTP", b"<")):  # Some answer what they do not understand with a bare page.
         who = "an HTTP server"
     elif data[:4] in _HTTP_VERBS:
         who = "an HTTP client"

@@ -25,7 +25,7 @@ from gpumesh.config import CHUNK_BYTES, PREAUTH_FRAME_BYTES, PROTOCOL_VERSION
 from gpumesh.errors import ProtocolError
 from gpumesh.model.records import NamedTuple
 
-MAGIC = b"\x89gmesh"
+MAGIC = b"\x89mesh\n"  # With a line end: a server of lines, such as a web server, answers at once instead of waiting for one.
 PREAMBLE = MAGIC + struct.pack("<H", PROTOCOL_VERSION)
 PREAMBLE_BYTES = 8
 

@@ -123,4 +123,4 @@ def test_a_golden_transfer_is_how_it_is_written() -> None:
 
 
 def test_the_preamble_is_magic_and_version() -> None:
-    assert frames.PREAMBLE.hex(" ") == "89 67 6d 65 73 68 01 00"
+    assert frames.PREAMBLE.hex(" ") == "89 6d 65 73 68 0a 01 00"

@@ -314,7 +314,7 @@ def test_another_protocol_version_is_an_error() -> None:
             sock, _ = server.accept()
             with sock:
                 sock.recv(100)
-                sock.sendall(b"\x89gmesh\x63\x00")
+                sock.sendall(b"\x89mesh\n\x63\x00")
 
         thread = threading.Thread(target=answer)
         thread.start()
