@@ -201,16 +201,16 @@ class Channel:
         self._thread = threading.Thread(target=self._run, name="gpumesh-io", daemon=True)
         self._thread.start()
 
-    def wait_for_workers(self, timeout: float) -> bool:
-        """Wait until the coordinator has a worker; for one that is just joining."""
+    def wait_for_workers(self, timeout: float, *, count: int = 1) -> bool:
+        """Wait until the coordinator has `count` workers; for those that are just joining."""
         deadline = time.monotonic() + timeout
         question = _Question()  # Never answered: the condition alone is needed.
-        while self.workers == 0 and self.end is None:
+        while self.workers < count and self.end is None:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            self.drive_until(lambda: self.workers > 0 or self.end is not None, question.condition, min(left, 0.05))
-        return self.workers > 0
+            self.drive_until(lambda: self.workers >= count or self.end is not None, question.condition, min(left, 0.05))
+        return self.workers >= count
 
     # --- submitting
 

@@ -28,7 +28,7 @@ __all__ = ["LocalMesh", "Session", "Sink", "SpecHandle"]
 
 logger = logging.getLogger("gpumesh")
 
-JOINING_WORKER_SECONDS = 1.0  # A mesh without workers is given this long: one that was just started joins in 0.3 s.
+JOINING_WORKER_SECONDS = 3.0  # A mesh without workers is given this long: one that was just started joins in 0.3 s, on a busy machine later.
 _ASK_SECONDS = 2.0
 LOCAL_RECONNECT_SECONDS = 2.0  # A coordinator on this machine that is gone does not come back.
 
@@ -175,6 +175,12 @@ class Session:
         with self._lock:
             channel = self._reach_remote() or self._choose()
         return channel.ask(what, arguments or {}, timeout)
+
+    def await_workers(self, count: int, timeout: float) -> bool:
+        """Wait until the coordinator has `count` healthy workers; whether it has them. Raises as `submit`."""
+        with self._lock:
+            channel = self._reach_remote() or self._choose()
+        return channel.wait_for_workers(timeout, count=count)
 
     def close(self, error: Optional[BaseException] = None) -> None:
         """End the session; what is pending ends with `error`, or MeshClosedError. Idempotent."""

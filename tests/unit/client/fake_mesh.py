@@ -93,7 +93,10 @@ class FakeMesh:
         while not self._is_stopped:
             with self._lock:
                 socks = [sock for sock, _ in self.connections]
-            ready, _, _ = select.select([self._listener, *socks], [], [], 0.02)
+            try:
+                ready, _, _ = select.select([self._listener, *socks], [], [], 0.02)
+            except (OSError, ValueError):
+                continue  # `drop` closed one meanwhile.
             for sock in ready:
                 if sock is self._listener:
                     self._accept()
