@@ -33,7 +33,7 @@ from gpumesh.scheduler.actions import (
     Retrying,
     WorkersChanged,
 )
-from gpumesh.scheduler.placement import Idle, Placed, allowance, explain, place, room, surplus
+from gpumesh.scheduler.placement import Idle, Placed, allowance, explain, place, room, space, surplus
 from gpumesh.scheduler.queues import Group, Lane, Queues
 from gpumesh.scheduler.snapshot import worker_views
 from gpumesh.scheduler.states import Batch, Client, Spec, TaskState, Worker, WorkerState
@@ -425,26 +425,22 @@ class Cluster:
             if width is None:
                 continue
             before = worker.load
+            turn = 0  # What a lane may send before it is the next one's turn.
             while group.count:
                 lane = group.next_lane()
                 spec = lane.head
                 allowed = min(cap, allowance(worker, spec))
-                space = room(worker, allowed, width)
-                if space <= 0:
+                count = space(worker, allowed, width) if turn else room(worker, allowed, width)
+                if count <= 0:
                     cap = allowed
                     break
-                taken = group.take(lane, self._turn(group, space))
+                turn = turn or max(1, count // len(group.lanes))
+                taken = group.take(lane, min(count, turn))
                 if taken:
                     self._assign(worker, spec, width, taken, now, actions)
             if worker.load != before:
                 self._queues.note(group)
                 self._queues.served(group)
-
-    @staticmethod
-    def _turn(group: Group, space: int) -> int:
-        """How many tasks a lane may send in one turn, so that all lanes share the room."""
-        lanes = len(group.lanes)
-        return space if lanes == 1 else max(1, space // lanes)
 
     def _assign(self, worker: Worker, spec: Spec, width: int, ids: List[int], now: float, actions: List[Action]) -> None:
         """The one way into ASSIGNED."""

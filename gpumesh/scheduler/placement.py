@@ -27,6 +27,7 @@ from gpumesh.scheduler.throughput import Function
 STEPS_PER_WORKER = (
     8  # A batch is dealt out in about so many steps for each worker: even to an eighth of a share, cheap for any size.
 )
+REFILL_FRACTION = 1 / AHEAD_ROUND_TRIPS  # Of the allowance: what is left lasts for the round trip that a refill takes.
 NAMED_WORKERS = 8  # In a text for people; the rest is counted.
 
 
@@ -82,13 +83,18 @@ def _pace(worker: Worker, function: Function) -> Optional[float]:
 def room(worker: Worker, allowed: int, width: int) -> int:
     """Tasks of a width to send now, so that `allowed` slots' worth is at the worker.
 
-    None as long as more than half of that is there and every slot has something: small refills would make small messages.
+    None as long as so much is there that a refill that leaves later still arrives in time: small refills make small messages.
     A wide task is sent to a worker with any free slot; the worker keeps its order, so the slots come free for it.
     """
     load = worker.load
-    if load >= worker.slots and load * 2 > allowed:
+    if load >= worker.slots and load > allowed * REFILL_FRACTION:
         return 0
-    return -(-(allowed - load) // width)
+    return space(worker, allowed, width)
+
+
+def space(worker: Worker, allowed: int, width: int) -> int:
+    """Tasks of a width until `allowed` slots' worth is at the worker; the last may need more than is free."""
+    return -(-(allowed - worker.load) // width)
 
 
 def place(group: Group, spec: Spec, ready: int, rivals: Sequence[Group]) -> Answer:
@@ -105,10 +111,10 @@ def place(group: Group, spec: Spec, ready: int, rivals: Sequence[Group]) -> Answ
         allowed = allowance(worker, spec)
         if rivals and any(worker in rival.workers for rival in rivals):
             allowed = worker.slots
-        space = room(worker, allowed, width)
-        if space > 0:
-            rooms.append((worker, space))
-            total += space
+        count = room(worker, allowed, width)
+        if count > 0:
+            rooms.append((worker, count))
+            total += count
     if not rooms:
         return BUSY
     if len(group.lanes) > 1:
@@ -133,11 +139,11 @@ def _deal(function: Function, ready: int, rooms: Sequence[Tuple[Worker, int]], g
     heapq.heapify(heap)
     while ready:
         _, tie, index = heap[0]
-        space = rooms[index][1] - shares[index]
-        count = min(step, space, ready)
+        left = rooms[index][1] - shares[index]
+        count = min(step, left, ready)
         shares[index] += count
         ready -= count
-        if space > count:
+        if left > count:
             bids[index].take(count)
             heapq.heapreplace(heap, (bids[index].ends(), tie, index))
         else:

@@ -23,9 +23,7 @@ from gpumesh.scheduler.throughput import Function
 if TYPE_CHECKING:
     from gpumesh.scheduler.queues import Group
 
-ROUND_TRIP_RISE = (
-    0.1  # Weight of a sample above the estimate; one below replaces it: delay is only ever added to the wire's own.
-)
+ROUND_TRIP_RISE = 0.2  # Least weight of a sample above the estimate. One below replaces it: delay only adds to the wire's own.
 
 
 class TaskState(enum.Enum):
@@ -111,8 +109,8 @@ class Batch:
 class Worker:
     """A connected worker."""
 
-    __slots__ = ("id", "facts", "slots", "is_draining", "assigned", "orphans", "recalled", "load", "functions", "round_trip", "done",
-                 "__weakref__")  # fmt: skip
+    __slots__ = ("id", "facts", "slots", "is_draining", "assigned", "orphans", "recalled", "load", "functions", "round_trip",
+                 "trips", "done")  # fmt: skip
 
     def __init__(self, ident: WorkerId, facts: WorkerFacts) -> None:
         self.id = ident
@@ -127,6 +125,7 @@ class Worker:
         self.load = 0  # Slots wanted by all that is assigned here, orphans included; more than `slots` means a queue.
         self.functions: Dict[Function, int] = {}  # How many of `assigned` and `orphans` are of each; never 0.
         self.round_trip = ROUND_TRIP_FLOOR_SECONDS
+        self.trips = 0  # How often it was measured.
         self.done = 0  # Tasks delivered from here.
 
     @property
@@ -167,8 +166,9 @@ class Worker:
     def observe_round_trip(self, seconds: float) -> None:
         """A task that did not queue was away for its run time and this much more."""
         sample = min(max(seconds, ROUND_TRIP_FLOOR_SECONDS), ROUND_TRIP_CAP_SECONDS)
+        self.trips += 1
         rise = sample - self.round_trip
-        self.round_trip += rise * ROUND_TRIP_RISE if rise > 0 else rise
+        self.round_trip += rise * max(ROUND_TRIP_RISE, 1 / (1 + self.trips)) if rise > 0 else rise
 
     def executing(self) -> List[int]:
         """Ids that may be executing: the first in order of assignment, as many as the slots can hold."""

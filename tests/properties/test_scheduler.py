@@ -129,14 +129,23 @@ class ClusterMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.connect_client()
+        self.connect_worker(_facts(2, 4, 1.0, (("room", "lab"),), ""))
 
-    @rule(facts=FACTS)
     def connect_worker(self, facts: WorkerFacts) -> None:
         worker = f"w{self.born}"
         self.born += 1
         self.at[worker] = {}
         self.facts[worker] = facts
         self.handle(ev.WorkerConnected(WorkerId(worker), facts))
+
+    @rule(facts=FACTS)
+    def join_worker(self, facts: WorkerFacts) -> None:
+        self.connect_worker(facts)
+
+    @rule(facts=FACTS)
+    def join_worker_and_wait(self, facts: WorkerFacts) -> None:
+        self.connect_worker(facts)
+        self.wait(0.06)
 
     @precondition(lambda self: self.at)
     @rule(data=st.data(), facts=FACTS)
@@ -229,6 +238,8 @@ class ClusterMachine(RuleBasedStateMachine):
             del here[task_id, attempt]
             self.leave(worker, task_id, attempt)
             results.append((task_id, attempt, int(status), ("payload", task_id), seconds))
+        late = [key for key in self.old[-2:] if key[0] == worker and (key[1], key[2]) not in here]
+        results += [(task_id, attempt, int(Status.OK), "late", 0.1) for _, task_id, attempt in late]
         self.now += 0.001
         self.handle(ev.AttemptsFinished(WorkerId(worker), results))
 

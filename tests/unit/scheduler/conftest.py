@@ -98,7 +98,7 @@ class ClusterUnderTest:
     def learn(self, seconds: float, spec: TaskSpec = PLAIN, *, worker: Optional[str] = None) -> None:
         """Let one worker measure a function, and leave the cluster without tasks and, unless `worker` stays, without it."""
         name = worker or "teacher"
-        if worker is None:
+        if name not in self.cluster._workers:
             self.connect(name)
         self.submit_ids([task(1 << 20)], spec)
         self.finish(name, task(1 << 20), seconds=seconds)

@@ -128,6 +128,15 @@ def test_a_result_of_an_attempt_that_has_been_overtaken_is_ignored(mesh: Any, wo
     assert mesh.cluster.state_of(t(0)) is TaskState.ASSIGNED
 
 
+def test_stale_results_among_good_ones_are_passed_over(mesh: Any) -> None:
+    mesh.connect("w1", slots=3)
+    mesh.submit(3)
+    results = [(t(0), 1, Status.OK, b"a", 60.0), (t(9), 1, Status.OK, b"stale", 1.0), (t(1), 2, Status.OK, b"stale", 1.0)]
+    results += [(t(0), 1, Status.OK, b"twice", 60.0), (t(2), 1, Status.OK, b"c", 60.0)]
+    assert mesh.finish_all("w1", results) == [Deliver(ONE, W1, [(t(0), Status.OK, b"a", 60.0), (t(2), Status.OK, b"c", 60.0)])]
+    assert mesh.cluster.state_of(t(1)) is TaskState.ASSIGNED
+
+
 # --- workers that leave
 
 
@@ -203,6 +212,7 @@ def test_events_of_strangers_change_nothing(mesh: Any) -> None:
     assert mesh.change("w9") == []
     assert mesh.lose_client(9) == []
     assert mesh.cancel(t(0, 9), client=9) == []
+    assert mesh.submit(0) == []
     assert mesh.handle(ev.SpecDefined(ClientNumber(9), 0, PLAIN)) == []
 
 
@@ -412,6 +422,30 @@ def test_half_of_a_queue_of_short_tasks_is_asked_back(mesh: Any) -> None:
     assert len(mesh.cluster._workers["w1"].assigned) == 3
     mesh.connect("w2")
     assert mesh.until(0.1) == [Recall(W1, [(t(2), 1)], kill=False)]
+
+
+def test_no_more_is_asked_back_at_once_than_the_idle_can_take(mesh: Any) -> None:
+    for worker in ("w1", "w2", "w3"):
+        mesh.connect(worker)
+    mesh.submit(6)
+    mesh.connect("w4")
+    deadline = mesh.cluster.next_deadline()
+    assert deadline is not None
+    (recall,) = mesh.at(deadline).cluster.on_time(deadline)
+    assert (recall.worker, len(recall.tasks)) == ("w1", 1)
+    assert mesh.cluster.next_deadline() == deadline + RECALL_AFTER_SECONDS
+
+
+def test_clients_share_the_room_when_their_tasks_are_placed_together(mesh: Any) -> None:
+    mesh.join_client(2)
+    mesh.learn(1e-4)
+    mesh.submit(100)
+    mesh.submit(100, client=2)
+    mesh.connect("w2", slots=4)
+    counts = [0, 0]
+    for task_id in mesh.cluster._workers["w2"].assigned:
+        counts[(task_id >> 32) - 1] += 1
+    assert counts == [32, 32]
 
 
 def test_nothing_is_asked_back_for_a_worker_that_cannot_run_it(mesh: Any) -> None:
