@@ -249,7 +249,7 @@ class Channel:
                     self._is_woken = True
                     self._poller.wake()
             except BaseException:
-                self._cut()  # Interrupted half-way: everything pending is sent again over a new connection.
+                self._cut()
                 raise
         return task_id
 
@@ -312,6 +312,14 @@ class Channel:
         link = self._link
         if link is None:
             return
+        try:
+            self._send_lanes_on(link)
+        except BaseException:
+            self._cut()  # Interrupted half-way: everything pending is sent again over a new connection.
+            raise
+        self._see_to_writing(link)
+
+    def _send_lanes_on(self, link: MeshLink) -> None:
         dirty, self._dirty = self._dirty, []
         self._queued_tasks = self._queued_bytes = 0
         for lane in dirty:
@@ -333,7 +341,6 @@ class Channel:
             except ProtocolError as error:
                 self._failures.extend((task_id, error) for task_id in ids)
                 self._poller.wake()
-        self._see_to_writing(link)
 
     def _see_to_writing(self, link: MeshLink) -> None:
         """What the socket did not take is the I/O thread's now."""
@@ -373,18 +380,28 @@ class Channel:
             return True
         deadline = None if timeout is None else time.monotonic() + timeout
         self.flush()
-        may_lead = self._poller.can_hand_over and self._link is not None and self._receive_lock.acquire(blocking=False)
-        if may_lead and self._lead(done, deadline):
-            return True
+        if self._poller.can_hand_over and self._link is not None:
+            lock: Any = self._receive_lock
+            is_inner_call = lock._is_owned()  # From a callback: the outer call gives the lock back.
+            try:
+                if lock.acquire(blocking=False) and self._lead(done, deadline):
+                    return True
+            finally:
+                # Asking who owns it, not whether `acquire` said so: an interrupt may come right behind it.
+                if is_inner_call:
+                    lock.release()
+                elif lock._is_owned():
+                    self._poller.set_read(True)
+                    while lock._is_owned():
+                        lock.release()
         return self._follow(done, condition, deadline)
 
     def _lead(self, done: Callable[[], bool], deadline: Optional[float]) -> bool:
-        """Read in this thread until done, too late, or the link is gone. Holds the receive lock and gives it back."""
-        poller = self._poller
+        """Read in this thread until done, too late, or the link is gone. Holds the receive lock."""
         link = self._link
         is_at_work = False
         try:
-            poller.set_read(False)
+            self._poller.set_read(False)
             while link is not None and link is self._link and self.end is None:
                 is_at_work = True
                 self._dispatch()  # Also what an interrupted or outer call has left.
@@ -407,10 +424,8 @@ class Channel:
                     self._see_to_writing(link)
             return done()
         finally:
-            if is_at_work and link is not None:
+            if is_at_work:
                 self._cut()
-            poller.set_read(True)
-            self._receive_lock.release()
 
     def _follow(self, done: Callable[[], bool], condition: AnyCondition, deadline: Optional[float]) -> bool:
         if not isinstance(condition, threading.Condition):
@@ -621,7 +636,6 @@ class Channel:
         """Give the connection up at once: what was in progress was interrupted. The I/O thread connects again."""
         link = self._link
         if link is not None:
-            link.is_broken = True
             link.cut()
             self._poller.wake()
 

@@ -20,7 +20,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from gpumesh.client.dependencies import submit_late
@@ -38,7 +38,7 @@ LOADED = -1  # In place of a status: the payload has been unpickled. The same nu
 ENDED_ERROR = int(Status.REFUSED)  # Of an item that failed on this side.
 
 FIRST_ITEMS = 2048  # Submitted before `.map` returns: about a millisecond.
-FIRST_BATCH = 64  # Small, so that the workers start while the rest is pickled.
+FIRST_BATCHES = (8, 64)  # Small, so that the workers start while the rest is pickled, and so that the size of items is known early.
 BATCH_ITEMS = 512
 BATCH_BYTES = 1 * MIB
 MIN_WINDOW_ITEMS = 8  # However large the items are: the workers need something to do.
@@ -171,6 +171,7 @@ class Feed:
         self._late_ids: Dict[int, int] = {}  # Of items that waited for a future.
         self._held: Set[int] = set()  # Items that wait for one.
         self._is_stopped = False  # Nothing more is to be read.
+        self._is_cancelled = False  # And what was submitted is not wanted.
         self._feeding = threading.Lock()  # Held by the thread that reads a sized input.
         self._feeder = threading.Condition()  # Where the feeder thread sleeps.
         self._feeder_wakes_at: float = math.inf  # Results ended, of a sized input, or taken, of another.
@@ -221,11 +222,14 @@ class Feed:
         """
         if self.is_sized:
             limit = min(FIRST_ITEMS, self._window_items)
-            size = FIRST_BATCH
-            with self._feeding:
-                while not self.is_exhausted and self.submitted < limit and self._room() > 0:
-                    self._pump(min(size, limit - self.submitted))
-                    size = BATCH_ITEMS
+            sizes = chain(FIRST_BATCHES, repeat(BATCH_ITEMS))
+            try:
+                with self._feeding:
+                    while not self.is_exhausted and self.submitted < limit and self._room() > 0:
+                        self._pump(min(next(sizes), limit - self.submitted))
+            except BaseException:
+                self.cancel()  # Nobody will get a stream to take results from.
+                raise
             if self.is_exhausted:
                 return
             self._set_alarm()
@@ -473,7 +477,7 @@ class Feed:
                     task_id = self._session.submit(self._handle, payload, _Item(self, index))
                     self._note_ids(index, task_id, 1)
                 self.submitted = index + 1
-                if self._is_stopped:
+                if self._is_cancelled:
                     self._cancel_submitted()
         except BaseException as failure:  # noqa: BLE001 - the input's or the session's; raised where the iteration meets it
             error = failure
@@ -669,12 +673,12 @@ class Feed:
 
     def cancel(self) -> None:
         """Read no more, and cancel what has not ended."""
-        self._is_stopped = True
+        self._is_stopped = self._is_cancelled = True
         if self.is_sized:
             self._finish_stop()
         else:
             self.stop_reading()
-        self._cancel_submitted()
+            self._cancel_submitted()
 
     def stop_reading(self) -> None:
         """Read no more; what was submitted goes on. For an input without a length."""
@@ -686,6 +690,8 @@ class Feed:
 
     def _finish_stop(self) -> None:
         """Items of a sized input that were not read are cancelled. Whoever reads at this moment does it afterwards."""
+        if self._is_cancelled:
+            self._cancel_submitted()
         if not self._feeding.acquire(blocking=False):
             return
         try:

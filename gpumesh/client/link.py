@@ -17,7 +17,7 @@ import time
 from typing import Any, List, Optional, Tuple
 
 from gpumesh.config import BULK_MESSAGE_BYTES, MIB, OUTBOX_PAUSE_BYTES
-from gpumesh.errors import MeshError, MeshUnavailableError
+from gpumesh.errors import MeshError, MeshUnavailableError, ProtocolError
 from gpumesh.network.address import Address
 from gpumesh.protocol.auth import NONCE_BYTES
 from gpumesh.protocol.connection import Closed, Connection, Established, PeerFacts
@@ -55,8 +55,13 @@ class MeshLink:
             try:
                 for message in messages:
                     self.connection.send(message)
-            finally:
+            except ProtocolError:
                 self._write()
+                raise
+            except BaseException:
+                self.cut()
+                raise
+            self._write()
 
     def flush(self) -> None:
         """Write what the socket takes."""
@@ -72,6 +77,13 @@ class MeshLink:
         return size > BULK_MESSAGE_BYTES and self.connection.has_bulk
 
     def _write(self) -> None:
+        try:
+            self._write_on()
+        except BaseException:
+            self.cut()  # Interrupted (Ctrl-C): nobody knows how much of it has left.
+            raise
+
+    def _write_on(self) -> None:
         connection = self.connection
         budget = _WRITE_TURN_BYTES
         while not self.is_broken:
@@ -147,12 +159,12 @@ class MeshLink:
                 self._backlog = sum(map(len, self._parts))
             if self._parts and not self.is_broken:
                 self._write()
-            self.is_broken = True
             self._parts = []
-        self.cut()
+            self.cut()
 
     def cut(self) -> None:
         """End both directions; the file descriptor stays until nobody can be waiting for it (`release`)."""
+        self.is_broken = True
         try:
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -357,6 +369,7 @@ class Poller:
         self._wake_fd = self._reader.fileno()
         self._fd = -1
         self._mask = 0
+        self._applied = 0
         self._mask_lock = threading.Lock()
         self._sock: Optional[socket.socket] = None
         if self.can_hand_over:
@@ -377,7 +390,7 @@ class Poller:
         """Watch this socket for reads."""
         self._sock = sock
         self._fd = sock.fileno()
-        self._mask = _READ
+        self._mask = self._applied = _READ
         if self.can_hand_over:
             self._epoll.register(self._fd, select.EPOLLIN)
         else:
@@ -408,16 +421,17 @@ class Poller:
 
     def _change(self, bit: int, on: bool) -> None:
         with self._mask_lock:
-            mask = self._mask | bit if on else self._mask & ~bit
-            if mask == self._mask or self._fd < 0:
+            mask = self._mask = self._mask | bit if on else self._mask & ~bit
+            if mask == self._applied or self._fd < 0:
                 return
-            self._mask = mask
+            self._applied = -1  # Unknown, should the calling thread be interrupted now.
             if self.can_hand_over:
                 self._epoll.modify(
                     self._fd, (select.EPOLLIN if mask & _READ else 0) | (select.EPOLLOUT if mask & _WRITE else 0)
                 )
             elif self._sock is not None:
                 self._selector.modify(self._sock, mask)  # _READ and _WRITE are the selectors' own numbers.
+            self._applied = mask
 
     def wait(self, timeout: Optional[float]) -> Tuple[bool, bool, bool]:
         """(readable, writable, woken); a broken socket is readable."""

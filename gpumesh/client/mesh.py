@@ -243,7 +243,10 @@ class GPUMesh:
         Raises:
             MeshUnavailableError: Nobody answers.
         """
-        found = self._open_session().query("workers", timeout=QUERY_SECONDS)
+        session = self._open_session()
+        if self._embedded is not None:
+            session.await_workers(self._embedded.workers, QUERY_SECONDS)  # They were started with the mesh; here they are.
+        found = session.query("workers", timeout=QUERY_SECONDS)
         return [dict(worker, devices=list(worker["devices"])) for worker in found]
 
     def devices(self) -> List[Dict[str, Any]]:

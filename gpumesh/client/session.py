@@ -28,7 +28,9 @@ __all__ = ["LocalMesh", "Session", "Sink", "SpecHandle"]
 
 logger = logging.getLogger("gpumesh")
 
-JOINING_WORKER_SECONDS = 3.0  # A mesh without workers is given this long: one that was just started joins in 0.3 s, on a busy machine later.
+JOINING_WORKER_SECONDS = (
+    3.0  # A mesh without workers is given this long: one that was just started joins in 0.3 s, on a busy machine later.
+)
 _ASK_SECONDS = 2.0
 LOCAL_RECONNECT_SECONDS = 2.0  # A coordinator on this machine that is gone does not come back.
 
@@ -232,10 +234,13 @@ class Session:
             remote = self._reach_remote()
             if remote is None:
                 return self._use_local("")
-            if remote.workers or self._is_own_mesh or remote.wait_for_workers(JOINING_WORKER_SECONDS):
+            if remote.workers or self._is_own_mesh:
                 self._channel = remote
                 return remote
             ailing = self._ailing_workers(remote)
+            if not ailing and remote.wait_for_workers(JOINING_WORKER_SECONDS):
+                self._channel = remote
+                return remote
             if self._fallback:
                 return self._use_local(f"the mesh at {self.address} has no workers{ailing and f' that take tasks ({ailing})'}")
             if not ailing:

@@ -325,9 +325,7 @@ class Coordinator:
                 for link in self._strangers:
                     link.connection.workers = action.count
             elif kind is act.Retrying:
-                logger.info(
-                    "task %x runs again (attempt %d) after %s", action.task_id, action.attempt, Status(action.status).name
-                )
+                self._on_retrying(action)
         self._arm()
 
     def _on_retrying(self, action: act.Retrying) -> None:

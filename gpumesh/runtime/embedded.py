@@ -129,7 +129,7 @@ class EmbeddedMesh:
         if workers < 0 or slots < 1:
             raise ValueError(f"an embedded mesh has 0 or more workers with 1 or more slots, not {workers} with {slots}")
         self.token = secrets.token_hex(32)
-        self._count = workers + 1
+        self.workers = workers
         self._processes = _Processes()
         with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
             self.address = Address("127.0.0.1", listener.getsockname()[1])
@@ -141,7 +141,7 @@ class EmbeddedMesh:
     @property
     def processes(self) -> Dict[str, int]:
         """Process ids: "spawner", "coordinator", "worker-1", ... (runners belong to their workers)."""
-        return self._processes.pids(wait_for=self._count)
+        return self._processes.pids(wait_for=self.workers + 1)
 
     def close(self) -> None:
         """End every process of this mesh. Idempotent."""

@@ -90,9 +90,11 @@ class RunnerPool:
         cores: int,
         path: Optional[List[str]] = None,
         folder: str = "",
+        label: str = "",
     ) -> None:
         self.slots = slots
         self.cores = cores
+        self.label = label  # Of this worker, for people.
         self.local = local.LocalPool(slots=slots, threads=max(1, cores // slots))
         self._loop = loop
         self._launch = None if isinstance(spawner, socket.socket) else spawner
@@ -416,6 +418,7 @@ class RunnerPool:
         started, finished = words[STARTED], words[FINISHED]
         self._drain_output(process, self._running_task(process))
         details: Dict[str, Any] = {
+            "worker": self.label,
             "exit": code,
             "pid": process.pid,
             "stderr": _text(process.tail) or ("" if started else _text(self._spawner_tail)),

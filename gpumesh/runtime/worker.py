@@ -57,14 +57,14 @@ class WorkerAgent(PoolOwner):
         self._path = path
         self._on_joined = on_joined
         self._loop = asyncio.get_running_loop()
-        self._pool = RunnerPool(self._loop, spawner, self, slots=facts.slots, cores=facts.cores, path=path)
+        label = f"{facts.hostname} ({worker_id})"
+        self._pool = RunnerPool(self._loop, spawner, self, slots=facts.slots, cores=facts.cores, path=path, label=label)
         self._link: Optional[PeerLink] = None
         self._specs: Dict[int, int] = {}  # Number on this connection -> number in the pool.
         self._is_draining = False
         self._over: asyncio.Future[Optional[BaseException]] = self._loop.create_future()  # Resolved when the agent is to end.
         self._lost: asyncio.Future[MeshError] = self._loop.create_future()  # Of the current connection.
         self._has_joined = False
-        self._label = facts.hostname
 
     async def run(self) -> None:
         """Serve until drained or stopped.
@@ -193,7 +193,7 @@ class WorkerAgent(PoolOwner):
             logger.info("a runner wrote outside of any task: %s", data.decode("utf-8", "replace").rstrip())
             return
         if not self._link.is_congested:
-            self._link.send(TaskOutput(task_id, stream, data, self._label))
+            self._link.send(TaskOutput(task_id, stream, data, self.facts.hostname))
 
     def on_health(self, problem: str) -> None:
         if problem:
