@@ -6,8 +6,8 @@ Promises:
 2. `_pending` is the only truth about what is on its way: after a reconnect everything in it is submitted again under the same
    ids, except what may run at most once and may have started.
 3. Whoever waits does the work: the waiting thread itself reads the socket (the leader) while the I/O thread sleeps; when nobody
-   waits, or the leader leaves, the I/O thread reads. Only the holder of `_receive_lock` reads and dispatches.
-4. Locks are taken in this order: `_receive_lock`, `_lock`, `link.lock`. Sinks are called with the receive lock alone.
+   waits, or the leader leaves, the I/O thread reads. Only the holder of `_role` reads and dispatches.
+4. Locks are taken in this order: `_role`, `_lock`, `link.lock`. Sinks are called with the receive lock alone.
 
     NEW ── connect ──> OPEN ── connection lost ──> LOST ── reconnected ──> OPEN
                          │                           └── too late ──> ENDED
@@ -25,6 +25,7 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Protoco
 
 from gpumesh.client.link import MeshLink, Poller, dial, local_facts
 from gpumesh.client.output import OutputPrinter
+from gpumesh.client.role import ReceiveRole
 from gpumesh.config import BULK_MESSAGE_BYTES, MIB, RECONNECT_FIRST_DELAY_SECONDS, RECONNECT_MAX_DELAY_SECONDS
 from gpumesh.errors import (
     AuthenticationError,
@@ -177,7 +178,7 @@ class Channel:
         self._next_question = 0
         self._failures: List[Tuple[int, BaseException]] = []  # Tasks that ended here; told to their sinks by the I/O thread.
         self._lock = threading.Lock()
-        self._receive_lock = threading.RLock()
+        self._role = ReceiveRole(Channel.drive_until.__code__, Channel._run.__code__, Channel._finish.__code__)
         self._inbox: Deque[Any] = deque()  # Received, not yet dispatched.
         self._results: Optional[Tuple[str, Iterator[Any]]] = None  # The batch that is being dispatched.
         self._link: Optional[MeshLink] = None
@@ -195,9 +196,11 @@ class Channel:
         link, established, rest = dial(self.address, token=self._token, timeout=self._connect_timeout, facts=local_facts())
         self.workers = established.workers
         link.send([RegisterClient(self.client, self._name)])
-        self._inbox.extend(rest)
         self._link = link
         self._poller.watch(link.sock)
+        if rest:
+            self._inbox.extend(rest)
+            self._poller.wake()
         self._thread = threading.Thread(target=self._run, name="gpumesh-io", daemon=True)
         self._thread.start()
 
@@ -349,7 +352,7 @@ class Channel:
 
     def _wait_until_drained(self, link: MeshLink, size: int) -> None:
         """Backpressure: hold the submitting thread until the socket has taken most of what waits."""
-        if threading.current_thread() is self._thread or self._receive_lock._is_owned():  # type: ignore[attr-defined]
+        if self._role.is_mine or threading.current_thread() is self._thread:
             return  # A callback submits: the thread that would make room is this one.
         while link is self._link and not link.is_broken and self.end is None:
             link.flush()
@@ -381,19 +384,18 @@ class Channel:
         deadline = None if timeout is None else time.monotonic() + timeout
         self.flush()
         if self._poller.can_hand_over and self._link is not None:
-            lock: Any = self._receive_lock
-            is_inner_call = lock._is_owned()  # From a callback: the outer call gives the lock back.
-            try:
-                if lock.acquire(blocking=False) and self._lead(done, deadline):
+            role = self._role
+            if role.is_mine:  # From a callback: the outer call gives the role back.
+                if self._lead(done, deadline):
                     return True
-            finally:
-                # Asking who owns it, not whether `acquire` said so: an interrupt may come right behind it.
-                if is_inner_call:
-                    lock.release()
-                elif lock._is_owned():
-                    self._poller.set_read(True)
-                    while lock._is_owned():
-                        lock.release()
+            else:
+                try:
+                    if role.try_take() and self._lead(done, deadline):
+                        return True
+                finally:
+                    if role.is_mine:
+                        self._poller.set_read(True)
+                        role.give()
         return self._follow(done, condition, deadline)
 
     def _lead(self, done: Callable[[], bool], deadline: Optional[float]) -> bool:
@@ -592,17 +594,24 @@ class Channel:
             self._tell_failures()
         if writable:
             link.flush()
-        if (readable or self._inbox) and self._receive_lock.acquire(blocking=False):
+        if (readable or self._inbox) and self._role.try_take():
             try:
                 self._receive(link)
             finally:
-                self._receive_lock.release()
-        if due is not None and time.monotonic() >= due:
-            events = link.on_time(time.monotonic())
-            if events:
-                with self._receive_lock:
-                    self._inbox.extend(events)
-                    self._dispatch()
+                self._role.give()
+        if due is None or time.monotonic() < due:
+            return
+        events = link.on_time(time.monotonic())
+        if events:  # The connection is given up.
+            self._inbox.extend(events)
+            link.cut()  # A leader asleep on the socket, with the role, wakes up and dispatches them.
+            self._role.take()
+            try:
+                self._dispatch()
+            finally:
+                self._role.give()
+        elif self._role.heal():
+            self._poller.set_read(True)
 
     def _receive(self, link: MeshLink) -> None:
         self._dispatch()
@@ -619,10 +628,13 @@ class Channel:
         """Tasks that ended on this side, told to their sinks."""
         if not self._failures:
             return
-        with self._receive_lock:
+        self._role.take()
+        try:
             failures, self._failures = self._failures, []
             for task_id, error in failures:
                 self._end_task(task_id, Status.REFUSED, error)
+        finally:
+            self._role.give()
 
     def _end_task(self, task_id: int, status: int, payload: Any) -> None:
         entry = self._pending.pop(task_id, None)
@@ -685,8 +697,11 @@ class Channel:
             )  # Clients do not come back all at once.
             self._retry_delay = min(2 * self._retry_delay, RECONNECT_MAX_DELAY_SECONDS)
             return
-        with self._receive_lock:
+        self._role.take()
+        try:
             self._resume(link, established.workers, rest)
+        finally:
+            self._role.give()
         self._on_workers(self, self.workers)
 
     def _resume(self, link: MeshLink, workers: int, rest: List[Any]) -> None:
@@ -725,6 +740,7 @@ class Channel:
             self._inbox.extend(rest)
             self._link = link
             self._poller.watch(link.sock)
+            self._poller.wake()
             self._send_lanes()
         logger.warning("the coordinator at %s is back", self.address)
         for task_id, name in at_most_once:
@@ -751,15 +767,16 @@ class Channel:
         self._poller.wake()
         for question in questions.values():
             question.answer(None, error)
-        has_lock = self._receive_lock.acquire(timeout=_CLOSE_SECONDS)
+        is_inner_call = self._role.is_mine
+        has_role = not is_inner_call and self._role.take(_CLOSE_SECONDS)
         try:
             self._inbox.clear()
             self._results = None
             for task_id in list(self._pending):
                 self._end_task(task_id, Status.LOST, error)
         finally:
-            if has_lock:
-                self._receive_lock.release()
+            if has_role:
+                self._role.give()
 
     def close(self, error: Optional[BaseException] = None) -> None:
         """End everything; pending sinks end with `error`. Idempotent."""

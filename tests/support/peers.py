@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from typing import Any, Callable, Iterator, List, Optional
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 from gpumesh.protocol import codec, frames
 from gpumesh.protocol.connection import Connection, Established, PeerFacts
@@ -46,7 +46,7 @@ def read_to_end(sock: socket.socket, timeout: float = 10.0) -> bytes:
         received += data
 
 
-def handshake(port: int, token: str, *, role: str = "client") -> "tuple[socket.socket, Connection]":
+def handshake(port: int, token: str, *, role: str = "client") -> Tuple[socket.socket, Connection]:
     """A connection that has shown the token and not registered yet."""
     sock = connect(port)
     connection = Connection.dial(role=role, token=token, nonce=os.urandom(32), now=time.monotonic(), facts=FACTS)
