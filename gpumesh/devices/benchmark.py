@@ -24,6 +24,7 @@ COPY_BYTES = 64 << 20  # Two of these are far beyond the caches of most CPUs, an
 COPY_SECONDS = 0.15
 LOOP_COUNT = 200_000
 LOOP_SECONDS = 0.1
+WITH_PARENT = "--with-parent"  # End when standard input does.
 PROCESS_SECONDS = 60.0  # For a loaded Raspberry Pi whose card takes its time to load numpy.
 
 
@@ -82,15 +83,20 @@ def measure_in_subprocess() -> Dict[str, Any]:
         os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     )  # Also when run from a checkout that is not installed.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH", ""), root]))
-    finished = subprocess.run(  # Our own interpreter and module, nothing from outside.
-        [sys.executable, "-m", "gpumesh.devices.benchmark"],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        timeout=PROCESS_SECONDS,
-        check=True,
-    )
+    theirs, ours = os.pipe()  # Ours is closed when we are gone, however we went, and then the process ends itself.
+    try:
+        finished = subprocess.run(
+            [sys.executable, "-m", "gpumesh.devices.benchmark", WITH_PARENT],
+            env=environment,
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=PROCESS_SECONDS,
+            check=True,
+        )
+    finally:
+        os.close(theirs)
+        os.close(ours)
     figures = json.loads(finished.stdout)
     if not isinstance(figures, dict):
         raise ValueError(f"the benchmark printed {finished.stdout[:80]!r}, not an object")
@@ -193,8 +199,18 @@ def _best(run: Any, work: float, budget_seconds: float) -> float:
             return best
 
 
+def _end_with_parent() -> None:
+    """Wait for the end of standard input, which is the end of whoever asked, and end this process."""
+    if not os.read(0, 1):
+        os._exit(1)
+
+
 def main() -> None:
     """Measure, and print the figures as one JSON object."""
+    if WITH_PARENT in sys.argv:
+        import threading
+
+        threading.Thread(target=_end_with_parent, daemon=True).start()
     figures: Dict[str, Any] = {"loop_rate": loop_rate()}
     try:
         import numpy

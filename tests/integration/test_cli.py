@@ -65,7 +65,8 @@ def test_a_sweep_runs_over_the_serving_and_the_joined_worker_with_results_stream
     assert sweep.wait(60) == 0
     arrivals = [when for when, line in sweep.lines if line.startswith("r = ")]
     assert len(arrivals) == 40
-    assert arrivals[-1] - arrivals[0] > 10 * (arrivals[-1] - arrivals[-4])  # Spread over the run, not printed at its end.
+    assert arrivals[0] < 0.5 * arrivals[-1]  # Spread over the run, not printed at its end.
+    assert arrivals[19] < 0.9 * arrivals[-1]
     shares = [int(count) for count in re.findall(r"^ *(\d+) on ", sweep.output, re.MULTILINE)]
     assert len(shares) == 2
     assert sum(shares) == 40

@@ -47,6 +47,17 @@ def test_the_real_benchmark_measures_this_machine() -> None:
     assert 0 < benchmark.score_of(figures, 1) < 100
 
 
+def test_the_benchmark_ends_with_whoever_started_it() -> None:
+    started = subprocess.Popen(
+        [sys.executable, "-m", "gpumesh.devices.benchmark", benchmark.WITH_PARENT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    printed, _ = started.communicate(timeout=20)  # Closes its standard input first.
+
+    assert (started.returncode, printed) == (1, b"")
+
+
 def test_a_figure_is_measured_once_and_then_remembered(runs: List[int], cache: Path) -> None:
     assert benchmark.cached_cpu_score() is None
 
