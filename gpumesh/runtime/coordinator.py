@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import Any, Dict, List, Optional, Set, Tuple, Union
 
 from gpumesh.config import PENDING_HANDSHAKES
-from gpumesh.model.ids import CLIENT_LIMIT, ClientNumber, WorkerId
+from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, SEQUENCE_LIMIT, ClientNumber, WorkerId
 from gpumesh.model.outcomes import Status
 from gpumesh.model.resources import facts_from_wire
 from gpumesh.model.tasks import spec_from_wire
@@ -137,6 +137,7 @@ class Coordinator:
         connection = Connection.listen(token=self._token, nonce=fresh_nonce(), mesh=self.mesh, now=now, facts=peer_facts())
         connection.workers = self._healthy
         link = PeerLink(self._loop, connection, self._on_events)
+        link.holds_back = True
         self._links.add(link)
         self._strangers[link] = None
         return link
@@ -184,8 +185,9 @@ class Coordinator:
                 return
             before_client = self._clients.get(number)
             if before_client is not None:
-                self._refuse(link, "identity", f"client number {number} is taken; draw another")
-                return
+                # It came back before we noticed that its old connection is dead; strangers cannot guess 31 random bits.
+                self._lose_client(before_client)
+                before_client.link.abort()
             self._strangers.pop(link, None)
             link.peer = _Client(number, link, message.name)
             self._clients[number] = link.peer
@@ -237,12 +239,23 @@ class Coordinator:
     def _on_client_message(self, client: _Client, kind: Any, message: Any) -> None:
         now = self._loop.time()
         if kind is SubmitTasks:
-            if len(message.task_ids) != len(message.payloads):
-                self._refuse(client.link, "protocol", "as many payloads as task ids belong into SubmitTasks")
+            problem = _wrong_with_ids(message.task_ids, client.number) or (
+                "as many payloads as task ids belong into SubmitTasks"
+                if len(message.task_ids) != len(message.payloads)
+                else "a task of that id is here already"
+                if not self._payloads.keys().isdisjoint(message.task_ids)
+                else ""
+            )
+            if problem:
+                self._refuse(client.link, "protocol", problem)
                 return
             self._payloads.update(zip(message.task_ids, message.payloads))
             self._perform(self._cluster.handle(ev.TasksSubmitted(client.number, message.spec, message.task_ids), now))
         elif kind is CancelTasks:
+            problem = _wrong_with_ids(message.task_ids, client.number)
+            if problem:
+                self._refuse(client.link, "protocol", problem)
+                return
             self._perform(self._cluster.handle(ev.CancelRequested(client.number, message.task_ids), now))
         elif kind is DefineFunction:
             if message.digest not in client.functions:
@@ -267,6 +280,9 @@ class Coordinator:
     def _on_worker_message(self, worker: _Worker, kind: Any, message: Any) -> None:
         now = self._loop.time()
         if kind is TasksFinished:
+            if not _are_results(message.results):
+                self._refuse(worker.link, "protocol", "these are not results of tasks")
+                return
             self._incoming = message.results
             self._perform(self._cluster.handle(ev.AttemptsFinished(worker.ident, message.results), now))
             self._incoming = ()
@@ -407,3 +423,26 @@ class Coordinator:
     def _on_timer(self) -> None:
         self._timer = None
         self._perform(self._cluster.on_time(max(self._loop.time(), self._timer_at)))
+
+
+def _wrong_with_ids(task_ids: Any, client: int) -> str:
+    """Why these cannot be this client's task ids; "" when they can."""
+    first = client << SEQUENCE_BITS
+    try:
+        mine = not task_ids or (first <= min(task_ids) and max(task_ids) < first + SEQUENCE_LIMIT)
+    except TypeError:
+        mine = False
+    if not mine or any(type(task_id) is not int for task_id in task_ids):
+        return "a task's id is its client's number and 32 bits"
+    return ""
+
+
+def _are_results(results: Any) -> bool:
+    """Whether the shape is that of TasksFinished.results; what is in a payload is nobody's business here."""
+    try:
+        for task_id, attempt, status, _, seconds in results:
+            if type(task_id) is not int or type(attempt) is not int or type(status) is not int or not 0 <= seconds < 1e12:
+                return False
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -33,6 +33,8 @@ class PeerLink(asyncio.BufferedProtocol):
         self._transport: Optional[asyncio.Transport] = None
         self._is_flush_due = False
         self._is_paused = False
+        self.holds_back = False  # Read nothing from a peer that does not read. On one side only: two would wait for each other.
+        self._is_holding_back = False
         self._is_closed = False
         self._timer: Optional[asyncio.TimerHandle] = None
 
@@ -54,6 +56,9 @@ class PeerLink(asyncio.BufferedProtocol):
 
     def buffer_updated(self, count: int) -> None:
         self._emit(self.connection.buffer_updated(count, self._loop.time()))
+        if self.holds_back and self._is_paused and self._transport is not None and self.is_congested:
+            self._is_holding_back = True
+            self._transport.pause_reading()
 
     def eof_received(self) -> bool:
         self._emit(self.connection.receive_eof(self._loop.time()))
@@ -70,6 +75,9 @@ class PeerLink(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._is_paused = False
         self._flush()
+        if self._is_holding_back and self._transport is not None and not self.is_congested:
+            self._is_holding_back = False
+            self._transport.resume_reading()
 
     @property
     def bytes_waiting(self) -> int:

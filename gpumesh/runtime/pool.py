@@ -405,10 +405,9 @@ class RunnerPool:
                 self._perform(self.local.on_results(process.ident, results, self._loop.time()))
             elif kind is RunnerReady:
                 self._perform(self.local.on_ready(process.ident, self._loop.time()))
-            elif kind is Closed:
-                # The spawner's word about its exit follows, or the process has closed its own socket and is of no use:
-                if not process.is_gone:
-                    self._signal(process.ident, signal.SIGKILL)
+            elif kind is Closed and not process.is_gone:
+                # The spawner's word about its exit follows; or it has closed its own socket and is of no use.
+                self._signal(process.ident, signal.SIGKILL)
 
     def _on_exit(self, process: _Process, code: int, error: str) -> None:
         """The process is reaped: whatever it wrote is in the kernel's buffers now."""

@@ -151,7 +151,7 @@ class Runner:
                 result: Any = values.dumps(value, what="the result")
             finally:
                 self._is_executing = False
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # User code may raise anything; it is told to its owner.
             status, result = self._failure(spec, error, number)
         seconds = monotonic() - started
         words[FINISHED] = number

@@ -156,7 +156,7 @@ class Spawner:
             code = 0
         except KeyboardInterrupt:
             code = 130
-        except BaseException:
+        except BaseException:  # noqa: BLE001  # The child's last word; it must not return into the spawner's loop.
             import traceback
 
             traceback.print_exc()

@@ -153,9 +153,8 @@ class WorkerAgent(PoolOwner):
                 self._pool.recall(message.tasks, kill=message.kill)
             elif kind is Established:
                 self._join(link)
-            elif kind is Closed:
-                if not self._lost.done():
-                    self._lost.set_result(message.error or MeshUnavailableError(f"the coordinator left: {message.reason}"))
+            elif kind is Closed and not self._lost.done():
+                self._lost.set_result(message.error or MeshUnavailableError(f"the coordinator left: {message.reason}"))
 
     def _join(self, link: PeerLink) -> None:
         link.peer = self
