@@ -63,6 +63,8 @@ _RECEIVE_TURNS = 16  # Reads of a busy socket before the I/O thread looks after 
 _DRAIN_POLL_SECONDS = 0.25
 _CLOSE_SECONDS = 1.0
 _LEAD_POLL_SECONDS = 1.0  # A leader looks this often whether what it waits for has come about in another way.
+_REFUSALS = 100  # Times the I/O thread finds the role taken, with something to read, before it doubts that.
+_INTERRUPTED = Closed(MeshUnavailableError("its end came during an interrupt"), "")  # For the event that was lost with it.
 _FOLLOW_SECONDS = 60.0  # Keeps a lost notification from being for ever.
 
 
@@ -178,7 +180,7 @@ class Channel:
         self._next_question = 0
         self._failures: List[Tuple[int, BaseException]] = []  # Tasks that ended here; told to their sinks by the I/O thread.
         self._lock = threading.Lock()
-        self._role = ReceiveRole(Channel.drive_until.__code__, Channel._run.__code__, Channel._finish.__code__)
+        self._role = ReceiveRole(Channel._lead.__code__, Channel._run.__code__, Channel._finish.__code__)
         self._inbox: Deque[Any] = deque()  # Received, not yet dispatched.
         self._results: Optional[Tuple[str, Iterator[Any]]] = None  # The batch that is being dispatched.
         self._link: Optional[MeshLink] = None
@@ -186,6 +188,7 @@ class Channel:
         self._retry_at = 0.0
         self._retry_delay = 0.0
         self._is_woken = False  # The I/O thread has been told that lanes are dirty.
+        self._refusals = 0
         self._poller = Poller()
         self._thread: Optional[threading.Thread] = None
 
@@ -422,6 +425,8 @@ class Channel:
                 events = link.receive()
                 if events:
                     self._inbox.extend(events)
+                elif link.is_over:
+                    self._inbox.append(_INTERRUPTED)
                 if link.wants_write:
                     self._see_to_writing(link)
             return done()
@@ -594,11 +599,17 @@ class Channel:
             self._tell_failures()
         if writable:
             link.flush()
-        if (readable or self._inbox) and self._role.try_take():
-            try:
-                self._receive(link)
-            finally:
-                self._role.give()
+        if readable or self._inbox:
+            if self._role.try_take():
+                self._refusals = 0
+                try:
+                    self._receive(link)
+                finally:
+                    self._role.give()
+            else:  # A leader is about to switch the watching of reads off.
+                self._refusals += 1
+                if self._refusals % _REFUSALS == 0:
+                    self._role.heal()
         if due is None or time.monotonic() < due:
             return
         events = link.on_time(time.monotonic())
@@ -622,6 +633,8 @@ class Channel:
             if events is None:
                 return
             self._inbox.extend(events)
+            if not events and link.is_over:
+                self._inbox.append(_INTERRUPTED)
             self._dispatch()
 
     def _tell_failures(self) -> None:

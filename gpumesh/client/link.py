@@ -139,6 +139,11 @@ class MeshLink:
                 self._write()
         return events
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the connection has ended: nothing more will come of it."""
+        return self.connection.next_deadline() is None
+
     def on_time(self, now: float) -> List[Any]:
         """Heartbeats and deadlines that are due."""
         with self.lock:
