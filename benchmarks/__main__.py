@@ -45,14 +45,31 @@ def compare(arguments: Sequence[str]) -> int:
     if environment["load_average_before"][0] > BUSY_LOAD:
         print(f"this machine is busy (load {environment['load_average_before'][0]}); figures will suffer", file=sys.stderr)
     adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Unwinds, so that a run in progress is ended.
-    runs = run_all(workloads, systems, repeats=options.repeats, quick=options.quick, on_run=_show_run)
-    print(as_text(environment, chosen, runs))
+    runs: List[Run] = []
+
+    def keep(run: Run) -> None:
+        _show_run(run)
+        runs.append(run)
+
+    status = 0
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        run_all(workloads, systems, repeats=options.repeats, quick=options.quick, on_run=keep)
+    except KeyboardInterrupt:
+        print("interrupted; what was measured until now:", file=sys.stderr)
+        status = 128 + signal.SIGINT
+    if runs:
+        print(as_text(environment, chosen, runs))
     if options.json is not None:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(as_json(environment, chosen, runs), file, indent=1)
             file.write("\n")
-    return 1 if any(run.error for run in runs) else 0
+    return status or int(any(run.error for run in runs))
+
+
+def _interrupt(*_: object) -> None:
+    """A request to end is handled like Ctrl-C: the run in progress is ended, the others are reported."""
+    raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -55,19 +55,15 @@ def run_all(
     repeats: int,
     quick: bool,
     on_run: Callable[[Run], None],
-) -> List[Run]:
-    """Run every workload `repeats` times on every system, the systems taking turns within each repeat."""
-    runs = []
+) -> None:
+    """Run every workload `repeats` times on every system, the systems taking turns within each repeat; each run goes to `on_run`."""
     for workload in workloads:
         most = WORKLOADS[workload].most_repeats
         for repeat in range(repeats):
             turn = repeat % len(systems)  # Nobody always comes after the same neighbour at the start of a repeat.
             for system in [*systems[turn:], *systems[:turn]]:
                 if repeat < most.get(system, repeats):
-                    run = run_once(workload, system, repeat, quick=quick)
-                    on_run(run)
-                    runs.append(run)
-    return runs
+                    on_run(run_once(workload, system, repeat, quick=quick))
 
 
 def by_system(runs: Sequence[Run], workload: str) -> Runs:

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from benchmarks import running
+from benchmarks import processes, running
 from benchmarks.__main__ import compare
 from benchmarks.running import ROOT, Run, run_all, run_once
 from benchmarks.systems import PROFILES, is_installed
@@ -77,6 +77,39 @@ def test_a_run_that_fails_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.metrics == {}
     assert "exit status 1" in run.error
     assert "no such luck" in run.error
+
+
+def test_an_interrupted_harness_reports_what_it_has_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "start",
+        "first_result",
+        "--systems",
+        "processpool",
+        "--repeats",
+        "1",
+        "--json",
+        str(path),
+    ]
+    harness = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert harness.stderr is not None
+    while "[1] start processpool" not in harness.stderr.readline():
+        assert harness.poll() is None
+    drivers: List[int] = []
+    while not drivers:  # `first_result` has begun; it takes two seconds.
+        drivers = processes.descendants(harness.pid)
+
+    harness.terminate()
+    printed, complained = harness.communicate(timeout=40)
+
+    assert harness.returncode == 128 + 2
+    assert "interrupted" in complained
+    assert "process start to first result" in printed
+    assert [run["workload"] for run in json.loads(path.read_text(encoding="utf-8"))["runs"]] == ["start"]
+    assert not any(processes.is_running(pid) for pid in drivers)
 
 
 @pytest.mark.parametrize("arguments", [["no_such_workload"], ["--systems", "no_such_system"], ["--repeats", "0"]])
