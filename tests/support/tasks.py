@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -29,37 +30,31 @@ def sleep(seconds: float, mark: str = "") -> str:
 
 
 def sleep_in_c(seconds: int, mark: str = "") -> str:
-    """Sleep in the C library again and again, without the GIL; no Python code in between looks at signals."""
-    import ctypes
-
-    leave(mark)
-    libc = ctypes.CDLL(None)
-    libc.usleep.argtypes = [ctypes.c_uint]
-    left = seconds
-    while left > 0:
-        left = libc.sleep(left)
-    return "slept"
+    """Sleep in the C library, without the GIL and deaf to signals."""
+    return _sleep_deaf("CDLL", seconds, mark)
 
 
 def hold_the_gil(seconds: int, mark: str = "") -> str:
-    """Block in C with the GIL held; a signal cuts one sleep short, so there are as many as it takes."""
+    """The same with the GIL held."""
+    return _sleep_deaf("PyDLL", seconds, mark)
+
+
+def _sleep_deaf(kind: str, seconds: int, mark: str) -> str:
     import ctypes
 
     leave(mark)
-    libc = ctypes.PyDLL(None)
+    libc = getattr(ctypes, kind)(None)
     blocked = (ctypes.c_byte * 128)()
     libc.sigfillset(blocked)
     libc.pthread_sigmask(0, blocked, None)
-    left = seconds
-    while left > 0:
-        left = libc.sleep(left)
+    libc.sleep(seconds)
     return "slept"
 
 
-def multiply_in_c(mark: str = "") -> int:
-    """One operation of minutes in C, the GIL held, deaf to signals."""
+def count_in_c(seconds: int, mark: str = "") -> int:
+    """One operation of hours in C, the GIL held, in which no Python code looks at signals."""
     leave(mark)
-    return int(pow(3, 1 << 28)).bit_length()
+    return sum(itertools.repeat(1, seconds * 10**10))
 
 
 def spin(seconds: float, mark: str = "") -> str:
@@ -104,11 +99,6 @@ def die(number: int = signal.SIGKILL) -> None:
     """End this process by a signal."""
     os.kill(os.getpid(), number)
     time.sleep(60)
-
-
-def leave_with(code: int) -> None:
-    """End this process by its exit code."""
-    os._exit(code)
 
 
 def environment(names: List[str]) -> Dict[str, str]:
