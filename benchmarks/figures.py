@@ -105,6 +105,7 @@ ROWS: Tuple[Row, ...] = (
     ),
     Row("small_args", "1 kB in and out, one future each", "futures_per_s", "tasks/s", smaller_is_better=False),
     Row("first_result", "20 ms tasks: first result", "first_ms", "ms", smaller_is_better=True, bars=(Bar(30),)),
+    Row("first_result", "the same, a process's first stream", "first_of_process_ms", "ms", smaller_is_better=True),
     Row("first_result", "20 ms tasks: total / ideal", "total_over_ideal", "", smaller_is_better=True, bars=(Bar(1.03),)),
     Row("start", "process start to first result", "seconds", "s", smaller_is_better=True, bars=(Bar(0.4),), goals=(Bar(0.25),)),
     Row(
