@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterator, List
 
 import pytest
 
+from gpumesh import GPUMesh, accelerate
 from gpumesh.client.waiting import as_completed
 from gpumesh.errors import MeshUnavailableError
 from gpumesh.protocol import connection as protocol
@@ -128,6 +129,24 @@ def test_every_pending_future_fails_in_time(
         assert "gpumesh serve" in str(error)
     said = [record.getMessage() for record in caplog.records]
     assert any("lost the coordinator" in text and "retrying for 1 s" in text for text in said), said
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+@pytest.mark.usefixtures("quick_to_notice")
+def test_a_map_raises_and_each_of_its_futures_has_the_error(mesh: Mesh, how: str) -> None:
+    with GPUMesh(mesh.url, token="secret", reconnect_timeout=RECONNECT_SECONDS, fallback=False) as client:
+        sleep = accelerate(client)(tasks.sleep)
+        assert list(sleep.map([0.0])) == ["slept"]
+        stream = sleep.map([1000] * 10)
+        threading.Timer(0.1, mesh.lose, [how]).start()
+        started = time.monotonic()
+
+        with pytest.raises(MeshUnavailableError, match="gpumesh serve"):
+            list(stream)
+
+        assert time.monotonic() - started < 0.1 + protocol.SILENCE_SECONDS + RECONNECT_SECONDS + 1.5
+        errors = [future.exception(1) for future in stream.futures]
+        assert [type(error) for error in errors] == [MeshUnavailableError] * 10
 
 
 def test_what_is_submitted_after_the_loss_fails_too(mesh: Mesh) -> None:
