@@ -36,7 +36,7 @@ from gpumesh.protocol.messages import (
 )
 from gpumesh.runtime import system
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
-from gpumesh.runtime.link import PeerLink
+from gpumesh.runtime.link import PeerLink, Turn
 from gpumesh.scheduler import actions as act
 from gpumesh.scheduler import events as ev
 from gpumesh.scheduler.cluster import Cluster
@@ -58,12 +58,13 @@ class _Worker:
 
 
 class _Client:
-    __slots__ = ("number", "link", "functions", "name")
+    __slots__ = ("number", "link", "functions", "name", "missed_bytes")
 
     def __init__(self, number: ClientNumber, link: PeerLink, name: str) -> None:
         self.number = number
         self.link = link
         self.name = name
+        self.missed_bytes = 0  # Of task output, since it was last told.
         self.functions: Set[bytes] = set()
 
 
@@ -80,6 +81,7 @@ class Coordinator:
         self._cluster = Cluster()
         self._server: Optional[asyncio.AbstractServer] = None
         self._links: Set[PeerLink] = set()
+        self._turn = Turn()
         self._strangers: OrderedDict[PeerLink, None] = OrderedDict()  # Not yet registered, oldest first.
         self._workers: Dict[WorkerId, _Worker] = {}
         self._clients: Dict[ClientNumber, _Client] = {}
@@ -136,7 +138,7 @@ class Coordinator:
         now = self._loop.time()
         connection = Connection.listen(token=self._token, nonce=fresh_nonce(), mesh=self.mesh, now=now, facts=peer_facts())
         connection.workers = self._healthy
-        link = PeerLink(self._loop, connection, self._on_events)
+        link = PeerLink(self._loop, connection, self._on_events, self._turn)
         link.holds_back = True
         self._links.add(link)
         self._strangers[link] = None
@@ -289,9 +291,7 @@ class Coordinator:
             if self._drained is not None:
                 self._check_drained()
         elif kind is TaskOutput:
-            client = self._clients.get(ClientNumber(message.task_id >> 32))
-            if client is not None and not client.link.is_congested:
-                client.link.send(message)
+            self._forward_output(message)
         elif kind is WorkerChanged:
             try:
                 facts = facts_from_wire(message.facts)
@@ -304,6 +304,20 @@ class Coordinator:
             self._perform(self._cluster.handle(ev.WorkerDraining(worker.ident), now))
         else:
             self._refuse(worker.link, "protocol", f"a worker does not send {kind.__name__}")
+
+    def _forward_output(self, output: TaskOutput) -> None:
+        """To the task's owner; what an owner who does not keep up misses is told."""
+        client = self._clients.get(ClientNumber(output.task_id >> SEQUENCE_BITS))
+        if client is None:
+            return
+        if client.link.is_congested:
+            client.missed_bytes += len(output.data)
+            return
+        if client.missed_bytes:
+            words = f"[gpumesh: {client.missed_bytes} bytes of output were dropped; this client reads too slowly]\n"
+            client.missed_bytes = 0
+            client.link.send(output._replace(data=words.encode()))
+        client.link.send(output)
 
     def _answer(self, client: _Client, query: Query) -> None:
         if query.what == "workers":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -15,7 +17,7 @@ from gpumesh.config import OUTPUT_READ_BYTES, STDERR_TAIL_BYTES, STDERR_TAIL_LIN
 from gpumesh.model.outcomes import Status
 from gpumesh.protocol.connection import Closed, Connection
 from gpumesh.protocol.messages import DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
-from gpumesh.runtime.link import PeerLink
+from gpumesh.runtime.link import PeerLink, Turn
 from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, REVOKED, SENT, SINCE, STARTED, Page, create_page_fd
 from gpumesh.runtime.spawner_channel import MessageReader, send_request
 from gpumesh.scheduler import local
@@ -36,6 +38,11 @@ class PoolOwner:
         """Attempts have ended."""
         raise AssertionError("overridden by the agent")
 
+    @property
+    def takes_output(self) -> bool:
+        """Whether output can go on now; if not, tasks that write are held up until `RunnerPool.resume_output`."""
+        raise AssertionError("overridden by the agent")
+
     def on_output(self, task_id: int, stream: int, data: bytes) -> None:
         """A task wrote something."""
         raise AssertionError("overridden by the agent")
@@ -50,9 +57,21 @@ class PoolOwner:
 
 
 class _Process:
-    """One runner as the shell sees it."""
-
-    __slots__ = ("ident", "socket", "link", "page", "outputs", "tail", "specs", "functions", "pid", "threads", "is_gone")
+    __slots__ = (
+        "ident",
+        "socket",
+        "link",
+        "page",
+        "outputs",
+        "tail",
+        "specs",
+        "functions",
+        "pid",
+        "threads",
+        "is_gone",
+        "poll",
+        "held",
+    )
 
     def __init__(self, ident: int, sock: socket.socket, page: Page, outputs: List[int], threads: int) -> None:
         self.ident = ident
@@ -66,6 +85,10 @@ class _Process:
         self.pid = 0
         self.threads = threads
         self.is_gone = False
+        self.held: Set[int] = set()  # Streams that are not read: the agent's link is congested.
+        self.poll = select.poll()
+        for fd in outputs:
+            self.poll.register(fd, select.POLLIN)
 
 
 Launch = Callable[[int], Tuple[int, socket.socket]]
@@ -95,6 +118,7 @@ class RunnerPool:
         self.slots = slots
         self.cores = cores
         self.label = label  # Of this worker, for people.
+        self.turn = Turn()  # Shared with the agent's link to the coordinator.
         self.local = local.LocalPool(slots=slots, threads=max(1, cores // slots))
         self._loop = loop
         self._launch = None if isinstance(spawner, socket.socket) else spawner
@@ -277,7 +301,7 @@ class RunnerPool:
         for stream, fd in enumerate(process.outputs, start=1):
             os.set_blocking(fd, False)
             self._loop.add_reader(fd, self._on_output_ready, process, stream)
-        link = PeerLink(self._loop, Connection.trusted(), self._on_events)
+        link = PeerLink(self._loop, Connection.trusted(), self._on_events, self.turn)
         link.peer = process
         process.link = link
         task = self._loop.create_task(self._attach(link, ours))
@@ -459,11 +483,23 @@ class RunnerPool:
         return self.local.task_at(process.ident, process.page.words[STARTED])
 
     def _on_output_ready(self, process: _Process, stream: int) -> None:
-        self._read_output(process, stream, self._running_task(process), once=True)
+        if self._owner.takes_output:
+            self._read_output(process, stream, self._running_task(process), once=True)
+        else:
+            process.held.add(stream)
+            self._loop.remove_reader(process.outputs[stream - 1])
+
+    def resume_output(self) -> None:
+        """The owner takes output again."""
+        for process in self._processes.values():
+            for stream in process.held:
+                self._loop.add_reader(process.outputs[stream - 1], self._on_output_ready, process, stream)
+            process.held.clear()
 
     def _drain_output(self, process: _Process, task_id: int) -> None:
-        for stream in (1, 2):
-            self._read_output(process, stream, task_id, once=False)
+        if process.outputs and process.poll.poll(0):
+            for stream in (1, 2):
+                self._read_output(process, stream, task_id, once=False)
 
     def _read_output(self, process: _Process, stream: int, task_id: int, *, once: bool) -> None:
         if not process.outputs:
@@ -478,6 +514,9 @@ class RunnerPool:
                 data = b""
             if not data:
                 self._loop.remove_reader(fd)
+                process.held.discard(stream)
+                with contextlib.suppress(KeyError):
+                    process.poll.unregister(fd)
                 return
             if stream == 2:
                 _append(process.tail, data)

@@ -127,7 +127,8 @@ class WorkerAgent(PoolOwner):
         connection = Connection.dial(
             role="worker", token=self._token, nonce=fresh_nonce(), now=self._loop.time(), facts=peer_facts()
         )
-        link = PeerLink(self._loop, connection, self._on_events)
+        link = PeerLink(self._loop, connection, self._on_events, self._pool.turn)
+        link.on_drained = self._pool.resume_output
         self._link = link
         try:
             await asyncio.wait_for(
@@ -185,14 +186,17 @@ class WorkerAgent(PoolOwner):
         if self._is_draining:
             self._leave_if_done()
 
+    @property
+    def takes_output(self) -> bool:
+        return self._link is None or not self._link.is_congested
+
     def on_output(self, task_id: int, stream: int, data: bytes) -> None:
         if self._link is None or not self._link.connection.established:
             return
         if task_id == 0:
             logger.info("a runner wrote outside of any task: %s", data.decode("utf-8", "replace").rstrip())
             return
-        if not self._link.is_congested:
-            self._link.send(TaskOutput(task_id, stream, data, self.facts.hostname))
+        self._link.send(TaskOutput(task_id, stream, data, self.facts.hostname))
 
     def on_health(self, problem: str) -> None:
         if problem:
