@@ -178,6 +178,7 @@ class GPUMesh:
             start_local=_start_stand_in,
             name=self._name,
             is_own_mesh=True,
+            own_mesh=embedded,
         )
         self._session = session
         self._end_with_me(session, embedded)
@@ -390,7 +391,7 @@ def _start_stand_in() -> Any:
 
 def _end_when_idle(session: Session, embedded: Optional[EmbeddedMesh], owner: int) -> None:
     """The mesh object is gone. What its futures still wait for goes on until the interpreter ends."""
-    if os.getpid() != owner or any(channel.pending_tasks for channel in session._channels()):
+    if os.getpid() != owner or sys.is_finalizing() or any(channel.pending_tasks for channel in session._channels()):
         return
 
     def end() -> None:

@@ -61,6 +61,7 @@ class Session:
         fallback: Whether tasks run on this machine when the mesh cannot be reached or has no workers.
         start_local: Starts the mesh for that.
         name: For people who look at the coordinator; made up if empty.
+        own_mesh: That mesh, if it can tell why it is gone.
         is_own_mesh: The mesh at `url` was started by this process for itself: its workers join in a moment, never fall back.
 
     Raises:
@@ -78,6 +79,7 @@ class Session:
         start_local: Callable[[], LocalMesh],
         name: str = "",
         is_own_mesh: bool = False,
+        own_mesh: Optional[LocalMesh] = None,
     ) -> None:
         self.address = parse_address(url) if url is not None else None
         self._token = token or ""
@@ -87,6 +89,7 @@ class Session:
         self._start_local = start_local
         self._name = name
         self._is_own_mesh = is_own_mesh
+        self._own_mesh = own_mesh
         self._channel: Optional[Channel] = None  # Where tasks go now; None: decide again.
         self._remote: Optional[Channel] = None
         self._local: Optional[Channel] = None
@@ -271,7 +274,7 @@ class Session:
                 raise MeshUnavailableError(
                     "no mesh is configured: no address given, none in GPUMESH_URL, none saved by `gpumesh join`"
                 )
-            self._remote = self._open(str(self.address), self._token, self._reconnect_timeout)
+            self._remote = self._open(str(self.address), self._token, self._reconnect_timeout, self._own_mesh)
         except MeshUnavailableError as error:
             if not self._fallback:
                 raise
@@ -288,14 +291,14 @@ class Session:
             if self._local_mesh is not None:
                 self._local_mesh.close()
             mesh = self._local_mesh = self._start_local()
-            local = self._local = self._open(mesh.url, mesh.token, LOCAL_RECONNECT_SECONDS)
+            local = self._local = self._open(mesh.url, mesh.token, LOCAL_RECONNECT_SECONDS, mesh)
         self._channel = local
         return local
 
     def _warn_local(self, problem: str) -> None:
         logger.warning("%s; running on this machine instead", problem)
 
-    def _open(self, url: str, token: str, reconnect_timeout: float) -> Channel:
+    def _open(self, url: str, token: str, reconnect_timeout: float, own: Optional[LocalMesh]) -> Channel:
         channel = Channel(
             parse_address(url),
             token,
@@ -309,6 +312,9 @@ class Session:
             channel.connect()
         except BaseException as error:
             channel.close(error)
+            problem = getattr(own, "problem", "") if isinstance(error, MeshError) else ""
+            if problem:
+                raise MeshUnavailableError(problem) from error
             raise
         return channel
 

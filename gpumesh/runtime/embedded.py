@@ -36,6 +36,7 @@ class _Processes:
         self._answers: Dict[str, Dict[str, Any]] = {}
         self._exits: Dict[str, int] = {}
         self._is_closed = False
+        self._is_gone = False  # The spawner has ended by itself.
         self.pid, self.channel = launch_spawner(nodes=True, environment=child_environment())
         _open.add(self)
 
@@ -57,6 +58,16 @@ class _Processes:
         known = {key: answer["pid"] for key, answer in self._answers.items() if key not in self._exits}
         return {"spawner": self.pid, **known}
 
+    def why_ended(self, key: str, *, wait: float = 0.0) -> str:
+        """What became of a child; "" while it lives, as far as is known after waiting for such news."""
+        with self._lock:
+            while not self._is_closed and not self._is_gone and key not in self._exits and self._read(wait):
+                pass
+        if key in self._exits:
+            code = self._exits[key]
+            return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return "the process that started it has ended" if self._is_gone else ""
+
     def stop_child(self, key: str, *, timeout: float) -> None:
         """Interrupt a child and wait for its end."""
         deadline = time.monotonic() + timeout
@@ -73,7 +84,11 @@ class _Processes:
     def _read(self, wait: float) -> bool:
         """Take in what the spawner says; False when nothing came."""
         ready, _, _ = select.select([self.channel], [], [], wait)
-        data = self.channel.recv(65536) if ready else b""
+        try:
+            data = self.channel.recv(65536) if ready else b""
+        except ConnectionResetError:
+            data = b""
+        self._is_gone = self._is_gone or (bool(ready) and not data)
         for message in self._reader.feed(data, []):
             if "exit" in message:
                 self._exits[message["key"]] = message["exit"]
@@ -139,6 +154,14 @@ class EmbeddedMesh:
             _fork_worker(self._processes, f"worker-{number}", self.address, self.token, _facts(slots, None, None))
 
     @property
+    def problem(self) -> str:
+        """Why nobody answers here any more; "" if nothing is known that would explain it."""
+        why = self._processes.why_ended("coordinator", wait=0.2)
+        if not why:
+            return ""
+        return f"the mesh in processes of this program's own has ended ({why}); what they said last is on its standard error"
+
+    @property
     def processes(self) -> Dict[str, int]:
         """Process ids: "spawner", "coordinator", "worker-1", ... (runners belong to their workers)."""
         return self._processes.pids(wait_for=self.workers + 1)
@@ -169,6 +192,14 @@ class WorkerHandle:
     def processes(self) -> Dict[str, int]:
         """Process ids: "spawner", "worker"."""
         return self._processes.pids(wait_for=1)
+
+    def fileno(self) -> int:
+        """Readable when `why_ended` may have an answer."""
+        return self._processes.channel.fileno()
+
+    def why_ended(self) -> str:
+        """Why it is no worker any more, "" while it is one. Does not wait."""
+        return self._processes.why_ended("worker")
 
     def __getitem__(self, name: str) -> Any:
         return self.info[name]

@@ -52,7 +52,7 @@ def run_worker_child(request: Dict[str, Any], channel: socket.socket) -> None:
             work(
                 Address(request["host"], request["port"]),
                 request["token"],
-                facts_from_wire(request["facts"]),
+                facts_from_wire(request["facts"])._replace(pid=os.getpid()),  # Gathered by whoever asked for this process.
                 request["worker"],
                 channel,
                 path=request.get("path"),

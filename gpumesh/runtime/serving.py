@@ -6,11 +6,15 @@ import asyncio
 import logging
 import secrets
 import socket
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple
 
+from gpumesh.config import RUNNER_RESTART_DELAYS_SECONDS
 from gpumesh.errors import MeshError
 from gpumesh.network.address import Address, parse_address
 from gpumesh.network.tcp import listen
+
+if TYPE_CHECKING:
+    from gpumesh.runtime.embedded import WorkerHandle
 
 logger = logging.getLogger("gpumesh")
 
@@ -38,7 +42,7 @@ def run_coordinator(
         OSError: The port is taken or the address is not this machine's.
     """
     from gpumesh.runtime.coordinator import Coordinator
-    from gpumesh.runtime.embedded import WorkerHandle, add_worker
+    from gpumesh.runtime.embedded import add_worker
     from gpumesh.runtime.nodes import SignalStopper, run_loop
 
     listener = listen(host, port)
@@ -60,23 +64,74 @@ def run_coordinator(
 
         drains = []
         stopper = SignalStopper(lambda: drains.append(loop.create_task(drain())), end)
-        worker: Optional[WorkerHandle] = None
-        if self_worker:
-            reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-            worker = add_worker(Address(reachable, bound).url, token, slots=slots, score=score)
+        here = Address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), bound).url
+        helper = _OwnWorker(lambda: add_worker(here, token, slots=slots, score=score)) if self_worker else None
         try:
             on_ready(Address(host, bound).url)
             await over
         finally:
             stopper.remove()
+            if helper is not None:
+                helper.leave_alone()
             for task in drains:
                 task.cancel()
             await coordinator.stop()
-            if worker is not None:
-                worker.kill()
+            if helper is not None:
+                helper.close()
 
     run_loop(serve())
     return 0
+
+
+class _OwnWorker:
+    """The machine of `gpumesh serve` as a worker of its mesh; started again, with growing pauses, when it ends by itself."""
+
+    def __init__(self, start: Callable[[], WorkerHandle]) -> None:
+        self._start = start
+        self._loop = asyncio.get_running_loop()
+        self._failures = 0
+        self._started_at = 0.0
+        self._timer: Optional[asyncio.TimerHandle] = None
+        self._handle: Optional[WorkerHandle] = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._timer = None
+        self._started_at = self._loop.time()
+        try:
+            handle = self._handle = self._start()
+        except (MeshError, OSError) as error:
+            self._again(str(error))
+            return
+        self._loop.add_reader(handle.fileno(), self._look, handle)
+
+    def _look(self, handle: WorkerHandle) -> None:
+        why = handle.why_ended()
+        if not why:
+            return
+        self._loop.remove_reader(handle.fileno())
+        handle.kill()
+        self._handle = None
+        self._again(why)
+
+    def _again(self, why: str) -> None:
+        delays = RUNNER_RESTART_DELAYS_SECONDS
+        self._failures = 1 if self._loop.time() - self._started_at > delays[-1] else self._failures + 1
+        delay = delays[min(self._failures, len(delays) - 1)]
+        logger.error("this machine's own worker has ended (%s); starting it again in %g s", why, delay)
+        self._timer = self._loop.call_later(delay, self._begin)
+
+    def leave_alone(self) -> None:
+        """From now on it is not started again."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._handle is not None:
+            self._loop.remove_reader(self._handle.fileno())
+
+    def close(self) -> None:
+        """End it now."""
+        if self._handle is not None:
+            self._handle.kill()
 
 
 def run_worker(

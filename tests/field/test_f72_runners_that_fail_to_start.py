@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List
@@ -135,6 +136,41 @@ def test_starts_are_tried_again_with_growing_pauses(programs: Programs, breakage
 
     assert times[1] - times[0] >= 0.4
     assert times[2] - times[1] > times[1] - times[0]
+
+
+def test_a_serving_machine_says_that_its_own_worker_has_ended_and_starts_it_again(
+    programs: Programs, breakage: Breakage
+) -> None:
+    server, url = programs.serve("--token", "secret", "--slots", "1", "--score", "1", **breakage.environment)
+    server.wait_for("own worker has ended .* again in 0.5 s")
+    server.wait_for("own worker has ended .* again in 1 s")
+    assert REASON in server.output
+
+    breakage.mend()
+
+    with Client(url, "secret") as client:
+        assert client.remote(tasks.noop, 3).result(20) == 3
+        (worker,) = client.workers()
+        os.kill(worker["pid"], signal.SIGKILL)
+        server.wait_for("own worker has ended .*")
+        assert client.remote(tasks.noop, 4).result(20) == 4
+    server.interrupt()
+    assert server.wait() == 0
+
+
+def test_an_embedded_mesh_that_cannot_start_is_an_error_that_says_so(programs: Programs, breakage: Breakage) -> None:
+    driver = programs.python("-c", EMBEDDED, **breakage.environment)
+
+    assert driver.wait(10) == 1
+    assert REASON in driver.output
+    assert "MeshUnavailableError: the mesh in processes of this program's own has ended" in driver.output
+
+
+EMBEDDED = """
+from gpumesh import GPUMesh, accelerate
+with GPUMesh.local(workers=1) as mesh:
+    accelerate(mesh)(len).remote([1]).result(30)
+"""
 
 
 def test_an_unwritable_folder_for_temporary_files_stops_no_runner(programs: Programs, tmp_path: Path) -> None:
