@@ -59,6 +59,9 @@ logger = logging.getLogger("gpumesh")
 
 BATCH_TASKS = 512  # Sent as one message; hides a message's cost of tens of microseconds and keeps the workers fed meanwhile.
 BATCH_BYTES = 1 * MIB
+TRIM_TASKS = 20_000  # After so many tasks, when none is left, memory goes back to the system ...
+TRIMS = 3  # ... so many times, as the futures are dropped by and by,
+TRIM_SECONDS = 0.3  # this long apart.
 _RECEIVE_TURNS = 16  # Reads of a busy socket before the I/O thread looks after the rest.
 _DRAIN_POLL_SECONDS = 0.25
 _CLOSE_SECONDS = 1.0
@@ -169,6 +172,9 @@ class Channel:
         self._connect_timeout = connect_timeout
         self._reconnect_timeout = reconnect_timeout
         self._on_workers = on_workers
+        self._ended = 0  # Tasks, since memory was last trimmed.
+        self._trims_left = 0
+        self._trim_at = 0.0
         self._pending: Dict[int, Any] = {}  # task id -> (handle, payload, sink) or _Batch
         self._next_id = self.client << SEQUENCE_BITS
         self._lanes: Dict[int, Lane] = {}  # by spec number
@@ -478,10 +484,13 @@ class Channel:
                     self._cancelling = {task_id: None for task_id in self._cancelling if task_id in pending}
                 self._results = None
             if not inbox:
+                if self._ended >= TRIM_TASKS and not pending:
+                    self._trim_soon()
                 return
             event = inbox.popleft()
             if type(event) is TaskResults:
                 self._results = (event.worker, iter(event.results))
+                self._ended += len(event.results)
             else:
                 self._on_event(event)
 
@@ -563,6 +572,30 @@ class Channel:
             f"the connection to the coordinator at {self.address} is lost at the moment; try again when it is back"
         )
 
+    # --- memory
+
+    def _trim_soon(self) -> None:
+        """Many tasks have ended and none is left; their futures go in a moment, if nobody keeps them."""
+        self._ended = 0
+        self._trims_left = TRIMS
+        self._trim_at = time.monotonic() + TRIM_SECONDS
+        self._poller.wake()
+
+    def _trim(self) -> None:
+        """On the I/O thread: give back what a burst of tasks took, the table's own memory included."""
+        from gpumesh.runtime.system import trim_memory
+
+        self._trims_left -= 1
+        self._trim_at = time.monotonic() + TRIM_SECONDS
+        if self._role.try_take():
+            try:
+                with self._lock:
+                    if not self._pending:
+                        self._pending = {}  # A dict that was emptied keeps its size.
+            finally:
+                self._role.give()
+        trim_memory()
+
     # --- the I/O thread
 
     def _run(self) -> None:
@@ -590,6 +623,8 @@ class Channel:
             return
         self._poller.set_write(link.wants_write)
         due = link.connection.next_deadline()
+        if self._trims_left and (due is None or self._trim_at < due):
+            due = self._trim_at
         readable, writable, woken = self._poller.wait(None if due is None else max(0.0, due - now))
         if self.end is not None or link is not self._link:
             return
@@ -612,6 +647,8 @@ class Channel:
                     self._role.heal()
         if due is None or time.monotonic() < due:
             return
+        if self._trims_left and time.monotonic() >= self._trim_at:
+            self._trim()
         events = link.on_time(time.monotonic())
         if events:  # The connection is given up.
             self._inbox.extend(events)

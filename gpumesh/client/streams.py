@@ -12,6 +12,7 @@ Promises:
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -406,13 +407,15 @@ _reaper: Optional[threading.Thread] = None
 def _cancel_soon(feed: Feed, is_begun: bool) -> None:
     """Cancel from another thread: the collector, which calls this, may run under any lock."""
     global _reaper
+    if sys.is_finalizing():
+        return  # No thread runs any more; the sessions have ended.
     _dropped.put((feed, is_begun))
     if _reaper is None or not _reaper.is_alive():
         _reaper = threading.Thread(target=_reap, name="gpumesh-streams", daemon=True)
         try:
             _reaper.start()
         except RuntimeError:
-            pass  # The interpreter is ending; its sessions end with it.
+            pass  # The same, a moment earlier.
 
 
 def _reap() -> None:

@@ -44,6 +44,7 @@ from gpumesh.scheduler.cluster import Cluster
 logger = logging.getLogger("gpumesh.coordinator")
 
 TRIM_TASKS = 20_000  # After so many tasks have ended and none is left, memory goes back to the system.
+TRIM_SECONDS = 0.1  # When the last results have left.
 
 
 class _Worker:
@@ -417,9 +418,12 @@ class Coordinator:
         worker.link.send(RunTasks(number, [(task, attempt, payloads[task]) for task, attempt in action.tasks]))
 
     def _trim(self) -> None:
+        """After a burst: the tables' own memory, and what the C library keeps, go back to the system."""
         if self._ended >= TRIM_TASKS and not self._payloads:
             self._ended = 0
-            self._loop.call_later(0.1, system.trim_memory)
+            self._payloads = {}
+            self._cluster.compact()
+            self._loop.call_later(TRIM_SECONDS, system.trim_memory)
 
     # --- time
 

@@ -124,6 +124,12 @@ class Cluster:
         """Tasks that have not ended."""
         return len(self._tasks)
 
+    def compact(self) -> None:
+        """Give back the memory of tables that are empty now; a dict that was emptied keeps its size."""
+        if not self._tasks:
+            self._tasks = {}
+            self._cancelled = {}
+
     def state_of(self, task_id: int) -> TaskState:
         """Where a task is."""
         where = self._tasks.get(task_id)
