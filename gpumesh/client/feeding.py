@@ -38,12 +38,17 @@ LOADED = -1  # In place of a status: the payload has been unpickled. The same nu
 ENDED_ERROR = int(Status.REFUSED)  # Of an item that failed on this side.
 
 FIRST_ITEMS = 2048  # Submitted before `.map` returns: about a millisecond.
-FIRST_BATCHES = (8, 64)  # Small, so that the workers start while the rest is pickled, and so that the size of items is known early.
+FIRST_BATCHES = (
+    8,
+    64,
+)  # Small, so that the workers start while the rest is pickled, and so that the size of items is known early.
 BATCH_ITEMS = 512
 BATCH_BYTES = 1 * MIB
 MIN_WINDOW_ITEMS = 8  # However large the items are: the workers need something to do.
 _SIZE_WEIGHT = 1 / 64  # Of a new size in the running mean.
 
+_PLAIN = frozenset({int, str, float, bytes, bool})  # One argument that pickles without ado.
+_NO_KEYWORDS: Dict[str, Any] = {}
 _OK = int(Status.OK)
 _CANCELLED = int(Status.CANCELLED)
 
@@ -175,6 +180,7 @@ class Feed:
         self._feeding = threading.Lock()  # Held by the thread that reads a sized input.
         self._feeder = threading.Condition()  # Where the feeder thread sleeps.
         self._feeder_wakes_at: float = math.inf  # Results ended, of a sized input, or taken, of another.
+        self._has_idler = False  # Somebody sleeps because nothing is under way.
         self._news: List[Callable[[], None]] = []
 
     @property
@@ -288,12 +294,14 @@ class Feed:
         self.submitted = end  # First of all: results may come before the rest is sent.
         unsent = first
         payloads: List[Any] = []
+        append = payloads.append
         size = 0
+        pickle = self._pickle
         try:
             for index, item in enumerate(items, first):
-                payload = self._pickle(index, item)
+                payload = pickle(index, item)
                 if payload is not None:
-                    payloads.append(payload)
+                    append(payload)
                     size += len(payload) if type(payload) is bytes else payload.nbytes
                     if size < BATCH_BYTES:
                         continue
@@ -301,6 +309,7 @@ class Feed:
                 self._submit(payloads, unsent, size)
                 unsent = index if payload is not None else index + 1
                 payloads, size = [], 0
+                append = payloads.append
             self._submit(payloads, unsent, size)
         except BaseException as failure:
             self._fail_rest(failure, unsent)
@@ -331,26 +340,25 @@ class Feed:
 
     def _pickle(self, index: int, item: Any) -> Any:
         """The payload of one item's call; None if the item is dealt with already."""
-        kind = type(item)
-        kwargs: Dict[str, Any]
-        if kind is dict:
-            args, kwargs = self._bound, item
-        elif kind is tuple:
-            args, kwargs = self._bound + item, {}
-        elif isinstance(item, dict):
-            args, kwargs = self._bound, dict(item)
-        elif isinstance(item, tuple):
-            args, kwargs = self._bound + tuple(item), {}
-        else:
-            args, kwargs = (*self._bound, item), {}
         futures = self.futures
+        bound = self._bound
+        kind = type(item)
+        if kind in _PLAIN and not bound and not futures:
+            return dumps_call((item,), _NO_KEYWORDS, what=self.name, function=self._function)
+        args, kwargs = bound, _NO_KEYWORDS
+        if isinstance(item, dict):
+            kwargs = item if kind is dict else dict(item)
+        elif isinstance(item, tuple):
+            args += tuple(item)
+        else:
+            args += (item,)
         if futures:
             future = futures.get(index)
             if future is not None and future.done():
                 self.settle(index, (_CANCELLED, {}, 0.0, "", 0))
                 return None
         try:
-            if kind is MeshFuture or ((args or kwargs) and MeshFuture in map(type, (*args, *kwargs.values()))):
+            if MeshFuture in map(type, args) or (kwargs and MeshFuture in map(type, kwargs.values())):
                 self._submit_late(index, args, kwargs)
                 return None
             return dumps_call(args, kwargs, what=self.name, function=self._function)
@@ -378,6 +386,10 @@ class Feed:
             runs.append([first, first_id, count])
         if self.futures:
             self._tell_ids(first, first_id, count)
+        if self._has_idler:  # There is work for it: the socket's.
+            self._has_idler = False
+            with self.condition:
+                self.condition.notify_all()
 
     def _tell_ids(self, first: int, first_id: int, count: int) -> None:
         for index in range(first, first + count):
@@ -475,8 +487,10 @@ class Feed:
                     size = len(payload) if type(payload) is bytes else payload_bytes(payload)
                     self._call_bytes += (size - self._call_bytes) * (_SIZE_WEIGHT if self._call_bytes else 1.0)
                     task_id = self._session.submit(self._handle, payload, _Item(self, index))
+                    self.submitted = index + 1
                     self._note_ids(index, task_id, 1)
-                self.submitted = index + 1
+                else:
+                    self.submitted = index + 1
                 if self._is_cancelled:
                     self._cancel_submitted()
         except BaseException as failure:  # noqa: BLE001 - the input's or the session's; raised where the iteration meets it
@@ -598,6 +612,7 @@ class Feed:
                 self._session.drive_until(lambda: goal() or self.submitted <= self.ended_count, self.condition, left)  # noqa: B023
             else:
                 with self.condition:
+                    self._has_idler = True
                     self.condition.wait_for(lambda: goal() or self.submitted > self.ended_count, left)  # noqa: B023
         return True
 

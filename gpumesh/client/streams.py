@@ -122,7 +122,10 @@ class ResultStream:
         index = 0
         while True:
             if keeps:
-                record = slots[index] if index < len(slots) else None
+                try:
+                    record = slots[index]
+                except IndexError:  # Past the end; for the length alone it is not worth asking each time.
+                    record = None
             else:
                 index = feed.next_index
                 record = feed.take(index)
