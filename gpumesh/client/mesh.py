@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -9,7 +10,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional
 
-from gpumesh.client.session import Session
+from gpumesh.client.session import Session, _close_all
 from gpumesh.config import CONNECT_SECONDS, DEFAULT_PORT, DISTRIBUTE_TIMEOUT_SECONDS, RECONNECT_SECONDS
 from gpumesh.errors import MeshClosedError
 from gpumesh.network.address import parse_address
@@ -165,9 +166,7 @@ class GPUMesh:
         return embedded.add_worker(found, secret or "", slots=slots, **options)
 
     def _embed(self, workers: int, slots: int) -> Session:
-        from gpumesh.runtime.embedded import EmbeddedMesh
-
-        embedded = self._embedded = EmbeddedMesh(workers=workers, slots=slots)
+        embedded = self._embedded = _start_embedded(workers, slots)
         self.url = embedded.url
         session = Session(
             url=embedded.url,
@@ -384,9 +383,20 @@ def _usable_cores() -> int:
 
 def _start_stand_in() -> Any:
     """The mesh that stands in for one that cannot be used: this machine, one slot per core."""
-    from gpumesh.runtime.embedded import EmbeddedMesh
+    return _start_embedded(1, _usable_cores())
 
-    return EmbeddedMesh(workers=1, slots=_usable_cores())
+
+def _start_embedded(workers: int, slots: int) -> EmbeddedMesh:
+    global _ends_in_order
+    from gpumesh.runtime import embedded
+
+    if not _ends_in_order:
+        _ends_in_order = True
+        atexit.register(_close_all)  # Again: it must run before what `embedded` has registered, and the last comes first.
+    return embedded.EmbeddedMesh(workers=workers, slots=slots)
+
+
+_ends_in_order = False
 
 
 def _end_when_idle(session: Session, embedded: Optional[EmbeddedMesh], owner: int) -> None:
