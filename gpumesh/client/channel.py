@@ -172,7 +172,7 @@ class Channel:
         self._connect_timeout = connect_timeout
         self._reconnect_timeout = reconnect_timeout
         self._on_workers = on_workers
-        self._ended = 0  # Tasks, since memory was last trimmed.
+        self._ended_tasks = 0  # Tasks, since memory was last trimmed.
         self._trims_left = 0
         self._trim_at = 0.0
         self._pending: Dict[int, Any] = {}  # task id -> (handle, payload, sink) or _Batch
@@ -484,13 +484,13 @@ class Channel:
                     self._cancelling = {task_id: None for task_id in self._cancelling if task_id in pending}
                 self._results = None
             if not inbox:
-                if self._ended >= TRIM_TASKS and not pending:
+                if self._ended_tasks >= TRIM_TASKS and not pending:
                     self._trim_soon()
                 return
             event = inbox.popleft()
             if type(event) is TaskResults:
                 self._results = (event.worker, iter(event.results))
-                self._ended += len(event.results)
+                self._ended_tasks += len(event.results)
             else:
                 self._on_event(event)
 
@@ -576,7 +576,7 @@ class Channel:
 
     def _trim_soon(self) -> None:
         """Many tasks have ended and none is left; their futures go in a moment, if nobody keeps them."""
-        self._ended = 0
+        self._ended_tasks = 0
         self._trims_left = TRIMS
         self._trim_at = time.monotonic() + TRIM_SECONDS
         self._poller.wake()

@@ -23,13 +23,13 @@ from tests.support.processes import descriptors, named, session_of, until, until
 class Site:
     """One worker with some slots, a client, and a look at the processes."""
 
-    def __init__(self, mesh: EmbeddedMesh, client: Client, folder: Path) -> None:
+    def __init__(self, mesh: EmbeddedMesh, client: Client) -> None:
         self.mesh = mesh
         self.client = client
         self.remote = client.remote
         self.spawner = mesh.processes["spawner"]
         self.agent = mesh.processes["worker-1"]
-        self.folder = folder
+        self.folder = Path()  # Of the test.
 
     def runners(self) -> List[psutil.Process]:
         return named(session_of(self.spawner), "gpumesh-runner")
@@ -52,20 +52,32 @@ class Site:
         return int(path.read_text())
 
 
-def make_site(folder: Path, slots: int) -> Iterator[Site]:
+def make_site(slots: int) -> Iterator[Site]:
     with EmbeddedMesh(workers=1, slots=slots) as mesh, Client(mesh.url, mesh.token) as client:
         client.remote(tasks.noop).result(20)
-        yield Site(mesh, client, folder)
+        yield Site(mesh, client)
+
+
+@pytest.fixture(scope="module")
+def one_slot() -> Iterator[Site]:
+    yield from make_site(1)
+
+
+@pytest.fixture(scope="module")
+def two_slots() -> Iterator[Site]:
+    yield from make_site(2)
 
 
 @pytest.fixture
-def one(tmp_path: Path) -> Iterator[Site]:
-    yield from make_site(tmp_path, 1)
+def one(one_slot: Site, tmp_path: Path) -> Site:
+    one_slot.folder = tmp_path
+    return one_slot
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Iterator[Site]:
-    yield from make_site(tmp_path, 2)
+def two(two_slots: Site, tmp_path: Path) -> Site:
+    two_slots.folder = tmp_path
+    return two_slots
 
 
 # --- feeding and taking back
