@@ -50,6 +50,7 @@ UNKNOWN_AHEAD_TASKS = 1  # Ahead of a function never measured.
 # --- worker agent and runners
 FEED_SECONDS = 0.002  # A runner is fed this much work at once: hides a 60 us hand-over.
 FEED_MAX_TASKS = 256
+FEED_ONE_AHEAD_SECONDS = 0.1  # Up to this length one task waits in the runner: a hand-over costs up to 1 % of it.
 FEED_STUCK_SECONDS = 0.02  # A fed task running longer than this gives the ones behind it back.
 REVOKE_SETTLE_SECONDS = 0.01  # After raising the revoke mark; far above any store-buffer delay.
 RESULT_FLUSH_SECONDS = 0.0005  # A runner holds finished results of short tasks this long at most.

@@ -24,6 +24,7 @@ from typing import Any, Deque, Dict, Iterable, List, Optional, Tuple
 from gpumesh.config import (
     CANCEL_GRACE_SECONDS,
     FEED_MAX_TASKS,
+    FEED_ONE_AHEAD_SECONDS,
     FEED_SECONDS,
     FEED_STUCK_SECONDS,
     RESULT_FLUSH_SECONDS,
@@ -40,6 +41,7 @@ _TIMED_OUT = int(Status.TIMED_OUT)
 _CRASHED = int(Status.CRASHED)
 
 MEAN_WEIGHT = 0.3  # Of the newest batch in the decayed mean of run times.
+LONG_FOR_ITS_KIND = 3.0  # Means: a task that runs longer is not like the others of its function.
 LATE_RESULT_SECONDS = 4 * RESULT_FLUSH_SECONDS  # A finished result that has not come by then is asked for.
 
 
@@ -416,8 +418,7 @@ class LocalPool:
         if facts.width > 1 or facts.threads != runner.threads:
             self._feed_wide(runner, facts, actions, now)
             return
-        mean = facts.mean
-        allowed = 1 if mean is None else max(1, min(FEED_MAX_TASKS, int(FEED_SECONDS / (mean + 1e-9))))
+        allowed = _allowance(facts)
         if fed and (len(fed) * 2 > allowed or allowed == 1):
             return
         count = min(allowed - len(fed), max(1, len(queue) // share))
@@ -461,11 +462,10 @@ class LocalPool:
 
     def _arm(self, runner: Runner, facts: SpecFacts, now: float) -> None:
         """Set the time of the next look at a runner that has been fed."""
-        if len(runner.fed) > 1:
-            due = now + FEED_STUCK_SECONDS
-        elif facts.timeout:
-            due = now + facts.timeout
-        else:
+        due = now + (_patience(facts) if len(runner.fed) > 1 else facts.timeout)
+        if facts.timeout:
+            due = min(due, now + facts.timeout)
+        elif len(runner.fed) == 1:
             return
         if not runner.check_at or due < runner.check_at:
             self._check_at(runner, due)
@@ -532,9 +532,25 @@ class LocalPool:
             runner.reserved = []
             if self._queue:
                 self._feed_all(actions, now)
+            else:
+                self._look_at_hoarders(now)
             return
         if self._queue:
             self._feed(runner, actions, now, share=len(self._runners))
+
+    def _look_at_hoarders(self, now: float) -> None:
+        """A runner is idle and nothing waits: what waits behind a longer task elsewhere may come here."""
+        for other in self._runners.values():
+            if other.state is RunnerState.BUSY and len(other.fed) > 1 and self._is_worth_taking(other):
+                self._check_at(other, now)
+
+    def _is_worth_taking(self, runner: Runner) -> bool:
+        last = runner.fed[-1]
+        mean = self._specs[last.spec].mean if last is not None else None
+        return mean is not None and (len(runner.fed) - 1) * mean > 2 * REVOKE_SETTLE_SECONDS
+
+    def _has_idle_runner(self) -> bool:
+        return any(runner.state is RunnerState.READY for runner in self._runners.values())
 
     def _observe(self, spec: int, seconds: float, count: int) -> None:
         facts = self._specs.get(spec)
@@ -598,13 +614,20 @@ class LocalPool:
         if not waiting:
             return
         if not runner.revoked:
-            if ran >= FEED_STUCK_SECONDS or runner.interrupted or any(task.task_id in self._unwanted for task in waiting):
+            head = runner.fed[0]
+            patience = _patience(self._specs[head.spec]) if head is not None else FEED_STUCK_SECONDS
+            if (
+                ran >= patience
+                or runner.interrupted
+                or (self._has_idle_runner() and self._is_worth_taking(runner))
+                or any(task.task_id in self._unwanted for task in waiting)
+            ):
                 runner.revoked = started + 1
                 runner.revoked_at = now
                 actions.append(Revoke(runner.ident, runner.revoked))
                 due.append(now + REVOKE_SETTLE_SECONDS)
             else:
-                due.append(now + FEED_STUCK_SECONDS)
+                due.append(now + patience - min(ran, patience / 2))
             return
         if now - runner.revoked_at < REVOKE_SETTLE_SECONDS:
             due.append(runner.revoked_at + REVOKE_SETTLE_SECONDS)
@@ -642,3 +665,16 @@ class LocalPool:
             if problem != self._problem:
                 self._problem = problem
                 actions.append(Health(problem))
+
+
+def _allowance(facts: SpecFacts) -> int:
+    """Tasks of a spec that a runner holds at once, the running one included."""
+    mean = facts.mean
+    if mean is None or mean > FEED_ONE_AHEAD_SECONDS:
+        return 1
+    return max(2, min(FEED_MAX_TASKS, int(FEED_SECONDS / (mean + 1e-9))))
+
+
+def _patience(facts: SpecFacts) -> float:
+    """Seconds that a task may run before those fed behind it are taken back."""
+    return max(FEED_STUCK_SECONDS, LONG_FOR_ITS_KIND * (facts.mean or 0.0))
