@@ -15,6 +15,7 @@ from typing import Any, Iterator, List
 
 import pytest
 
+import gpumesh
 from gpumesh import GPUMesh, accelerate, as_completed, errors, wait
 
 
@@ -219,7 +220,8 @@ def test_a_coordinator_of_ones_own_and_workers_that_join() -> None:
 
 def _run(program: str, tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMESH_")}
-    clean.update(environment, HOME=str(tmp_path), XDG_CONFIG_HOME=str(tmp_path))
+    root = str(Path(gpumesh.__file__).parents[1])
+    clean.update(environment, HOME=str(tmp_path), XDG_CONFIG_HOME=str(tmp_path), PYTHONPATH=root)
     script = tmp_path / "script.py"
     script.write_text(program)
     return subprocess.run([sys.executable, str(script)], env=clean, capture_output=True, text=True, timeout=50, check=False)
