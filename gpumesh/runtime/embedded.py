@@ -37,7 +37,7 @@ class _Processes:
         self._exits: Dict[str, int] = {}
         self._is_closed = False
         self._is_gone = False  # The spawner has ended by itself.
-        self.pid, self.channel = launch_spawner(nodes=True, environment=child_environment())
+        self.pid, self.channel = launch_spawner(environment=child_environment())
         _open.add(self)
 
     def fork(self, key: str, request: Dict[str, Any], fds: List[int]) -> None:

@@ -10,13 +10,12 @@ from typing import Dict, List, Optional, Tuple
 SPAWNER_FD = 3
 
 
-def launch_spawner(*, nodes: bool, environment: Dict[str, str], stderr: Optional[int] = None) -> Tuple[int, socket.socket]:
+def launch_spawner(*, environment: Dict[str, str], stderr: Optional[int] = None) -> Tuple[int, socket.socket]:
     """Start the fork server.
 
     Uses posix_spawn: it costs the same from a driver of 100 MB as from one of 100 GB, and is safe with threads.
 
     Args:
-        nodes: Preload what coordinators and agents need as well.
         environment: The spawner's environment; its children inherit it.
         stderr: A descriptor for its standard error; ours if not given.
 
@@ -27,9 +26,9 @@ def launch_spawner(*, nodes: bool, environment: Dict[str, str], stderr: Optional
         OSError: It cannot be started.
     """
     ours, theirs = socket.socketpair()
-    arguments = [sys.executable, "-m", "gpumesh.runtime.spawner", str(SPAWNER_FD)]
-    if nodes:
-        arguments.append("--nodes")
+    # Not `-m`: that imports the machinery of runpy and the module a second time.
+    command = f"from gpumesh.runtime.spawner import main; main(['{SPAWNER_FD}'])"
+    arguments = [sys.executable, "-c", command]
     actions: List[Tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), SPAWNER_FD)]
     if theirs.fileno() == SPAWNER_FD:
         os.set_inheritable(SPAWNER_FD, True)

@@ -9,17 +9,18 @@ import secrets
 import signal
 import socket
 import sys
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Union
 
 from gpumesh.config import DRAIN_SECONDS
 from gpumesh.errors import MeshError
 from gpumesh.model.resources import WorkerFacts, facts_from_wire
 from gpumesh.network.address import Address
 from gpumesh.runtime import system
-from gpumesh.runtime.coordinator import Coordinator
 from gpumesh.runtime.loop import new_event_loop
-from gpumesh.runtime.pool import Launch
-from gpumesh.runtime.worker import WorkerAgent
+
+if TYPE_CHECKING:
+    from gpumesh.runtime.pool import Launch
+    from gpumesh.runtime.worker import WorkerAgent
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ def new_worker_id() -> str:
 
 def run_coordinator_child(request: Dict[str, Any], fd: int) -> None:
     """Be the coordinator of an embedded mesh on a listening socket made by the driver. Ends by being killed."""
+    from gpumesh.runtime.coordinator import Coordinator
+
     system.name_process("gpumesh-coord")
     _log_to_stderr(request.get("verbose", 0))
     listener = socket.socket(fileno=fd)
@@ -79,6 +82,8 @@ async def work(
     Raises:
         MeshError: It can never join.
     """
+    from gpumesh.runtime.worker import WorkerAgent
+
     agent = WorkerAgent(
         address=address, token=token, facts=facts, worker_id=worker_id, spawner=spawner, path=path, on_joined=on_joined
     )

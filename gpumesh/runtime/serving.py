@@ -161,7 +161,7 @@ def run_worker(
     environment = child_environment()
 
     def launch(stderr: int) -> Tuple[int, socket.socket]:
-        return launch_spawner(nodes=False, environment=environment, stderr=stderr)
+        return launch_spawner(environment=environment, stderr=stderr)
 
     run_loop(work(address, token, facts, new_worker_id(), launch, on_joined=on_joined, measure=score is None))
     return 0

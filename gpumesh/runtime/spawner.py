@@ -1,6 +1,6 @@
 """The clean, single-threaded fork server: forks runners, and for an embedded mesh also the coordinator and the agents.
 
-    python -m gpumesh.runtime.spawner FD [--nodes]      FD: this side of a stream socket pair, the first channel
+    python -c "from gpumesh.runtime.spawner import main; main(['FD'])"     FD: this side of a stream socket pair, the first channel
 
 A channel carries length-prefixed msgpack requests with file descriptors attached, and answers:
 
@@ -24,7 +24,7 @@ import select
 import signal
 import socket
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 import msgpack
 
@@ -54,6 +54,7 @@ class Spawner:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._pid = os.getpid()
+        self._preloaded: Set[str] = set()
         self._coordinator = 0  # Its pid, in an embedded mesh; a worker without it has nobody to work for.
         self._is_over = False
 
@@ -111,6 +112,9 @@ class Spawner:
         return True
 
     def _fork(self, channel: _Channel, request: Dict[str, Any], poll: select.poll) -> None:
+        if request["role"] not in self._preloaded:
+            self._preloaded.add(request["role"])
+            preload(request["role"])
         own: Optional[socket.socket] = None
         other: Optional[socket.socket] = None
         if request["role"] == "worker":
@@ -144,6 +148,7 @@ class Spawner:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            gc.enable()
             os.setpgid(0, 0)
             system.die_with_parent(self._pid)
             os.close(self._wake_read)
@@ -228,10 +233,29 @@ def run_role(request: Dict[str, Any], channel: Optional[socket.socket]) -> None:
         raise ValueError(f"no role {role!r}")
 
 
-def main(arguments: List[str]) -> int:
-    """Start-up: own session (no terminal signals), imports that every child needs, then the loop."""
+def preload(role: str) -> None:
+    """Import once, before the first fork of a role, what each child of that role would import again.
+
+    By role and not at start-up: while the coordinator of an embedded mesh opens its port, the spawner imports what agents need,
+    and while those connect, what runners need.
+    """
+    if role == "coordinator":
+        from gpumesh.runtime import coordinator, nodes  # noqa: F401
+    elif role == "worker":
+        from gpumesh.runtime import nodes, worker  # noqa: F401
+    else:
+        from gpumesh.runtime import runner
+        from gpumesh.serialization import pickling  # noqa: F401
+
+        assert runner is not None
+    gc.freeze()  # What is here now stays shared with the children: no collector touches it again.
+
+
+def main(arguments: List[str]) -> None:
+    """Start-up: own session (no terminal signals), then the loop."""
     import types
 
+    gc.disable()  # Imports make no garbage worth a search; children switch it on again.
     channel = socket.socket(fileno=int(arguments[0]))
     os.set_inheritable(channel.fileno(), False)
     os.setsid()
@@ -239,18 +263,4 @@ def main(arguments: List[str]) -> int:
     system.preload()
     system.name_process("gpumesh-spawner")
     sys.modules["__main__"] = types.ModuleType("__main__")  # User code must not find this program under that name.
-    if "--nodes" in arguments:
-        from gpumesh.runtime import nodes  # noqa: F401  # Imported once here instead of once in each child.
-    from gpumesh.runtime import runner  # noqa: F401
-
-    gc.collect()
-    gc.freeze()  # What is here now stays shared with the children: no collector touches it again.
     Spawner(channel).run()
-    return 0
-
-
-if __name__ == "__main__":
-    # The module object that children use is the importable one, not this __main__.
-    from gpumesh.runtime.spawner import main as spawner_main
-
-    sys.exit(spawner_main(sys.argv[1:]))

@@ -63,7 +63,7 @@ class AgentHere:
 
     async def _start(self, url: str, token: str, slots: int) -> None:
         def launch(stderr: int) -> Any:
-            return launch_spawner(nodes=False, environment=child_environment(), stderr=stderr)
+            return launch_spawner(environment=child_environment(), stderr=stderr)
 
         self.agent = WorkerAgent(
             address=parse_address(url), token=token, facts=local_facts(slots=slots, score=1.0), worker_id="here", spawner=launch
