@@ -15,7 +15,7 @@ from typing import Any, Iterator
 import cloudpickle
 import pytest
 
-from gpumesh.client.accelerate import AcceleratedFunction, accelerate
+from gpumesh import AcceleratedFunction, accelerate
 from gpumesh.client.mesh import GPUMesh
 from gpumesh.errors import MeshError, NoSuitableWorkerError, SerializationError, TaskCancelledError
 from tests.unit.client.fake_session import FakeMesh, FakeSession

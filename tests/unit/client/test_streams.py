@@ -14,8 +14,8 @@ from typing import Any, Iterator, List, NamedTuple
 
 import pytest
 
+from gpumesh import accelerate
 from gpumesh.client import feeding
-from gpumesh.client.accelerate import accelerate
 from gpumesh.client.futures import MeshFuture
 from gpumesh.client.streams import ResultStream
 from gpumesh.client.waiting import as_completed, wait
