@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, List
 
 if TYPE_CHECKING:
     from gpumesh import errors
-    from gpumesh.client.accelerate import AcceleratedFunction, accelerate
+    from gpumesh.client.accelerate import AcceleratedFunction
+    from gpumesh.client.decorator import accelerate
     from gpumesh.client.futures import MeshFuture
     from gpumesh.client.mesh import GPUMesh
     from gpumesh.client.streams import ResultStream
@@ -46,7 +47,7 @@ _HOMES = {
     "MeshFuture": "gpumesh.client.futures",
     "ResultStream": "gpumesh.client.streams",
     "__version__": "gpumesh.version",
-    "accelerate": "gpumesh.client.accelerate",
+    "accelerate": "gpumesh.client.decorator",
     "as_completed": "gpumesh.client.waiting",
     "errors": "",
     "wait": "gpumesh.client.waiting",

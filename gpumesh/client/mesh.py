@@ -10,7 +10,6 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional
 
-from gpumesh.client.session import Session, _close_all
 from gpumesh.config import CONNECT_SECONDS, DEFAULT_PORT, DISTRIBUTE_TIMEOUT_SECONDS, RECONNECT_SECONDS
 from gpumesh.errors import MeshClosedError
 from gpumesh.network.address import parse_address
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Type
 
+    from gpumesh.client.session import Session
     from gpumesh.client.streams import ResultStream
     from gpumesh.runtime.embedded import CoordinatorHandle, EmbeddedMesh, WorkerHandle
 
@@ -80,6 +80,8 @@ class GPUMesh:
         found, secret = resolve_connection(url, token)
         if found is not None:
             self.url = parse_address(found).url
+        from gpumesh.client.session import Session
+
         self._session = Session(
             url=found,
             token=secret,
@@ -168,6 +170,8 @@ class GPUMesh:
     def _embed(self, workers: int, slots: int) -> Session:
         embedded = self._embedded = _start_embedded(workers, slots)
         self.url = embedded.url
+        from gpumesh.client.session import Session  # Now: the mesh's processes start meanwhile.
+
         session = Session(
             url=embedded.url,
             token=embedded.token,
@@ -390,10 +394,13 @@ def _start_embedded(workers: int, slots: int) -> EmbeddedMesh:
     global _ends_in_order
     from gpumesh.runtime import embedded
 
+    mesh = embedded.EmbeddedMesh(workers=workers, slots=slots)
     if not _ends_in_order:
         _ends_in_order = True
+        from gpumesh.client.session import _close_all
+
         atexit.register(_close_all)  # Again: it must run before what `embedded` has registered, and the last comes first.
-    return embedded.EmbeddedMesh(workers=workers, slots=slots)
+    return mesh
 
 
 _ends_in_order = False

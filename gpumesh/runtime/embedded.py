@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import secrets
 import select
 import signal
 import socket
@@ -120,6 +119,11 @@ class _Processes:
         os.waitpid(self.pid, 0)
 
 
+def random_hex(count: int) -> str:
+    """`count` bytes of the system's entropy in hexadecimal, without the imports of `secrets`."""
+    return os.urandom(count).hex()
+
+
 def _verbosity() -> int:
     return 1 if os.environ.get("GPUMESH_VERBOSE", "") not in ("", "0") else 0
 
@@ -143,7 +147,7 @@ class EmbeddedMesh:
     def __init__(self, *, workers: int = 2, slots: int = 1) -> None:
         if workers < 0 or slots < 1:
             raise ValueError(f"an embedded mesh has 0 or more workers with 1 or more slots, not {workers} with {slots}")
-        self.token = secrets.token_hex(32)
+        self.token = random_hex(32)
         self.workers = workers
         self._processes = _Processes()
         with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
@@ -285,7 +289,7 @@ def start_coordinator(port: int = DEFAULT_PORT, token: Optional[str] = None, *, 
     from gpumesh.runtime.coordinator import Coordinator
     from gpumesh.runtime.loop import LoopThread
 
-    token = token or secrets.token_hex(32)
+    token = token or random_hex(32)
     listener = listen(host, port)
     bound = Address(host, listener.getsockname()[1])
     thread = LoopThread("gpumesh-coordinator")
@@ -311,7 +315,7 @@ def _facts(slots: Optional[int], score: Optional[float], tags: Optional[Mapping[
 
 
 def _fork_worker(processes: _Processes, key: str, address: Address, token: str, facts: Any) -> str:
-    worker_id = secrets.token_hex(8)
+    worker_id = random_hex(8)
     request = {
         "role": "worker",
         "host": address.host,

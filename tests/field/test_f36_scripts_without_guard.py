@@ -39,7 +39,5 @@ def test_as_a_command() -> None:
 
 def test_in_an_interactive_session() -> None:
     lines = SCRIPT.replace("    return n * n\n", "    return n * n\n\n")
-    done = subprocess.run(
-        [sys.executable, "-i", "-q"], input=lines, capture_output=True, text=True, timeout=50, check=False
-    )
+    done = subprocess.run([sys.executable, "-i", "-q"], input=lines, capture_output=True, text=True, timeout=50, check=False)
     assert (done.stdout, done.returncode) == (EXPECTED, 0), done.stderr
