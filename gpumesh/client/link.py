@@ -72,7 +72,8 @@ class MeshLink:
         """Whether so much waits for the socket that nobody should add `size` bytes to it."""
         if not self.wants_write:
             return False
-        if self._backlog + self.connection.bytes_waiting > OUTBOX_PAUSE_BYTES:
+        waiting = self._backlog + self.connection.bytes_waiting + self.connection.bulk_bytes_waiting
+        if waiting > OUTBOX_PAUSE_BYTES:
             return True
         return size > BULK_MESSAGE_BYTES and self.connection.has_bulk
 

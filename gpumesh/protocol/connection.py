@@ -157,6 +157,7 @@ class Connection:
         self.mesh = mesh
         self.workers = 0  # Told in Welcome; the listener's shell keeps it current until then.
         self.bytes_waiting = 0  # On the control lane.
+        self.bulk_bytes_waiting = 0  # Raw bytes on the bulk lane.
         self._is_dialer = is_dialer
         self._token = token
         self._nonce = nonce
@@ -444,6 +445,7 @@ class Connection:
         total = sum(len(view) for view in views)
         if total > TRANSFER_BYTES:
             raise ProtocolError(f"a value of {total} bytes is over the limit of {TRANSFER_BYTES} bytes")
+        self.bulk_bytes_waiting += sum(len(view) for view in views)
         self._bulk.append(_Transfer(self._next_transfer, tag, body, views, is_definition=is_definition))
         self._next_transfer = (self._next_transfer + 1) & 0xFFFFFFFF
         self._definitions_in_bulk += is_definition
@@ -468,6 +470,7 @@ class Connection:
         data = buffer[transfer.offset : transfer.offset + CHUNK_BYTES]
         parts = frames.encode_chunk(transfer.number, transfer.index, transfer.offset, len(buffer), data)
         transfer.offset += len(data)
+        self.bulk_bytes_waiting -= len(data)
         if transfer.offset == len(buffer):
             transfer.index += 1
             transfer.offset = 0
@@ -575,6 +578,7 @@ class Connection:
     def _shut(self) -> None:
         self.state = State.CLOSED
         self._bulk.clear()
+        self.bulk_bytes_waiting = 0
         self._incoming.clear()
         self._decoder = frames.FrameDecoder()  # The old one may hold a large value half received.
         self._token = ""

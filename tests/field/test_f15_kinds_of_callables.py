@@ -18,7 +18,7 @@ def factorial(n: int) -> int:
     return 1 if n < 2 else n * factorial(n - 1)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def cached(n: int) -> int:
     return n * 2
 

@@ -26,8 +26,9 @@ def test_an_endless_generator_gives_its_first_results(mesh: GPUMesh) -> None:
 
     def count() -> Iterator[int]:
         nonlocal read
-        for read in itertools.count():
-            yield read
+        for number in itertools.count():
+            read = number
+            yield number
 
     assert list(itertools.islice(accelerate(mesh)(double).map(count()), 5)) == [0, 2, 4, 6, 8]
     assert read <= STREAM_WINDOW_ITEMS + 10
@@ -38,8 +39,9 @@ def test_leaving_the_iteration_stops_the_reading(mesh: GPUMesh) -> None:
 
     def count() -> Iterator[int]:
         nonlocal read
-        for read in itertools.count():
-            yield read
+        for number in itertools.count():
+            read = number
+            yield number
 
     stream = accelerate(mesh)(double).map(count(), window=50)
     iterator = iter(stream)

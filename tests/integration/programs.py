@@ -90,7 +90,7 @@ class Program:
     def survivors(self, timeout: float = 5.0) -> List[psutil.Process]:
         """Remembered children that still run after some seconds."""
         _, alive = psutil.wait_procs(list(self._seen.values()), timeout)
-        return [child for child in alive if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+        return [child for child in alive if _is_alive(child)]
 
     def kill(self) -> None:
         """End it and all of its children, whatever state they are in."""
@@ -153,3 +153,10 @@ def started_programs(home: Path) -> Iterator[Programs]:
         yield programs
     finally:
         programs.end_all()
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # It ended between the two questions.
+        return False

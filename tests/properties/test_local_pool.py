@@ -13,7 +13,6 @@ from gpumesh.config import CANCEL_GRACE_SECONDS, REVOKE_SETTLE_SECONDS
 from gpumesh.model.outcomes import Status
 from gpumesh.scheduler import local
 
-
 ABANDONED = -1  # In place of a status.
 
 
