@@ -403,9 +403,16 @@ class Channel:
                         return True
                 finally:
                     if role.is_mine:
-                        self._poller.set_read(True)
-                        role.give()
+                        self._give_role()
         return self._follow(done, condition, deadline)
+
+    def _give_role(self) -> None:
+        """Give the role back; from now on the I/O thread is to hear of what arrives.
+
+        Also where the I/O thread itself had the role: a callback that waited there was a leader, and has switched that off.
+        """
+        self._poller.set_read(True)
+        self._role.give()
 
     def _lead(self, done: Callable[[], bool], deadline: Optional[float]) -> bool:
         """Read in this thread until done, too late, or the link is gone. Holds the receive lock."""
@@ -593,7 +600,7 @@ class Channel:
                     if not self._pending:
                         self._pending = {}  # A dict that was emptied keeps its size.
             finally:
-                self._role.give()
+                self._give_role()
         trim_memory()
 
     # --- the I/O thread
@@ -640,7 +647,7 @@ class Channel:
                 try:
                     self._receive(link)
                 finally:
-                    self._role.give()
+                    self._give_role()
             else:  # A leader is about to switch the watching of reads off.
                 self._refusals += 1
                 if self._refusals % _REFUSALS == 0:
@@ -657,7 +664,7 @@ class Channel:
             try:
                 self._dispatch()
             finally:
-                self._role.give()
+                self._give_role()
         elif self._role.heal():
             self._poller.set_read(True)
 
@@ -684,7 +691,7 @@ class Channel:
             for task_id, error in failures:
                 self._end_task(task_id, Status.REFUSED, error)
         finally:
-            self._role.give()
+            self._give_role()
 
     def _end_task(self, task_id: int, status: int, payload: Any) -> None:
         entry = self._pending.pop(task_id, None)
@@ -751,7 +758,7 @@ class Channel:
         try:
             self._resume(link, established.workers, rest)
         finally:
-            self._role.give()
+            self._give_role()
         self._on_workers(self, self.workers)
 
     def _resume(self, link: MeshLink, workers: int, rest: List[Any]) -> None:
@@ -826,7 +833,7 @@ class Channel:
                 self._end_task(task_id, Status.LOST, error)
         finally:
             if has_role:
-                self._role.give()
+                self._give_role()
 
     def close(self, error: Optional[BaseException] = None) -> None:
         """End everything; pending sinks end with `error`. Idempotent."""
