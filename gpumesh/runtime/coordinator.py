@@ -44,7 +44,7 @@ from gpumesh.scheduler.cluster import Cluster
 logger = logging.getLogger("gpumesh.coordinator")
 
 TRIM_TASKS = 20_000  # After so many tasks have ended and none is left, memory goes back to the system.
-TRIM_SECONDS = 0.1  # When the last results have left.
+TRIM_SECONDS = 0.3  # When the last results have left.
 
 
 class _Worker:
@@ -423,7 +423,12 @@ class Coordinator:
             self._ended = 0
             self._payloads = {}
             self._cluster.compact()
-            self._loop.call_later(TRIM_SECONDS, system.trim_memory)
+            self._loop.call_later(TRIM_SECONDS, self._give_back)
+
+    def _give_back(self) -> None:
+        for link in self._links:
+            link.connection.renew_numbers()
+        system.trim_memory()
 
     # --- time
 
