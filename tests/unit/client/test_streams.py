@@ -489,6 +489,7 @@ def test_dropping_an_iteration_cancels_the_rest(held: FakeSession) -> None:
     held.runs = False
     gc.collect()
     assert until(lambda: not [thread for thread in threading.enumerate() if thread.name == "gpumesh-feeder"])
+    assert until(lambda: not held.pending)  # What the feeder submitted last is cancelled by another thread.
 
     stream = mapping(held, identity, range(10))
     held.run(1)
