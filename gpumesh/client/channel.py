@@ -491,7 +491,7 @@ class Channel:
                     self._cancelling = {task_id: None for task_id in self._cancelling if task_id in pending}
                 self._results = None
             if not inbox:
-                if self._ended_tasks >= TRIM_TASKS and not pending:
+                if not pending and (self._trims_left or self._ended_tasks >= TRIM_TASKS):
                     self._trim_soon()
                 return
             event = inbox.popleft()
@@ -584,20 +584,23 @@ class Channel:
     def _trim_soon(self) -> None:
         """Many tasks have ended and none is left; their futures go in a moment, if nobody keeps them."""
         self._ended_tasks = 0
+        is_new = not self._trims_left
         self._trims_left = TRIMS
         self._trim_at = time.monotonic() + TRIM_SECONDS
-        self._poller.wake()
+        if is_new:
+            self._poller.wake()
 
     def _trim(self) -> None:
         """On the I/O thread: give back what a burst of tasks took, the table's own memory included."""
         from gpumesh.runtime.system import trim_memory
 
-        self._trims_left -= 1
         self._trim_at = time.monotonic() + TRIM_SECONDS
+        is_over = False
         if self._role.try_take():
             try:
                 with self._lock:
                     if not self._pending:
+                        is_over = True
                         self._pending = {}  # A dict that was emptied keeps its size.
                         # A number made in the middle of the burst keeps a whole megabyte of Python's heap from going back.
                         self._next_id += 0
@@ -606,7 +609,9 @@ class Channel:
                             link.connection.renew_numbers()
             finally:
                 self._give_role()
-        trim_memory()
+        if is_over:  # Else the burst goes on, and its end counts.
+            self._trims_left -= 1
+            trim_memory()
 
     # --- the I/O thread
 

@@ -93,6 +93,7 @@ class Coordinator:
         self._incoming: Any = ()  # The results being handled.
         self._healthy = 0
         self._ended = 0
+        self._is_trim_due = False
         self._timer: Optional[asyncio.TimerHandle] = None
         self._timer_at = 0.0
         self._drained: Optional[asyncio.Future[None]] = None
@@ -419,13 +420,18 @@ class Coordinator:
 
     def _trim(self) -> None:
         """After a burst: the tables' own memory, and what the C library keeps, go back to the system."""
-        if self._ended >= TRIM_TASKS and not self._payloads:
-            self._ended = 0
-            self._payloads = {}
-            self._cluster.compact()
+        if self._ended >= TRIM_TASKS and not self._payloads and not self._is_trim_due:
+            self._is_trim_due = True
             self._loop.call_later(TRIM_SECONDS, self._give_back)
 
     def _give_back(self) -> None:
+        if self._payloads:  # The burst goes on, and its end counts.
+            self._loop.call_later(TRIM_SECONDS, self._give_back)
+            return
+        self._is_trim_due = False
+        self._ended = 0
+        self._payloads = {}
+        self._cluster.compact()
         for link in self._links:
             link.connection.renew_numbers()
         system.trim_memory()
