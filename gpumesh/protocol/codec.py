@@ -119,10 +119,9 @@ def build(cls: Type[Any], fields: Any) -> Any:
     Raises:
         ProtocolError: Too few fields, or one of the wrong type.
     """
-    if not _SHAPES:
-        for known in MESSAGE_TYPES.values():
-            _SHAPES[known] = tuple(_CHECKS[hint.partition("[")[0]] for hint in _hints(known))
-    shape = _SHAPES[cls]
+    shape = _SHAPES.get(cls)
+    if shape is None:
+        shape = _SHAPES[cls] = tuple(_CHECKS[hint.partition("[")[0]] for hint in _hints(cls))
     if type(fields) is not tuple:
         raise ProtocolError(f"the body of {cls.__name__} is not an array")
     if len(fields) != len(shape):
