@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import select
 import signal
@@ -152,10 +153,12 @@ class EmbeddedMesh:
         self._processes = _Processes()
         with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
             self.address = Address("127.0.0.1", listener.getsockname()[1])
-            self._processes.fork("coordinator", {"role": "coordinator", "token": self.token}, [listener.fileno()])
-        self.url = self.address.url
-        for number in range(1, workers + 1):
-            _fork_worker(self._processes, f"worker-{number}", self.address, self.token, _facts(slots, None, None))
+            self.url = self.address.url
+            # A spawner that cannot start may have ended by now, or in a moment: either way the first use says so (`problem`).
+            with contextlib.suppress(MeshError):
+                self._processes.fork("coordinator", {"role": "coordinator", "token": self.token}, [listener.fileno()])
+                for number in range(1, workers + 1):
+                    _fork_worker(self._processes, f"worker-{number}", self.address, self.token, _facts(slots, None, None))
 
     @property
     def problem(self) -> str:
