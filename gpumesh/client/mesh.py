@@ -170,7 +170,8 @@ class GPUMesh:
     def _embed(self, workers: int, slots: int) -> Session:
         embedded = self._embedded = _start_embedded(workers, slots)
         self.url = embedded.url
-        from gpumesh.client.session import Session  # Now: the mesh's processes start meanwhile.
+        import gpumesh.client.streams  # noqa: F401  # Now, while the mesh's processes start: `.map` needs it.
+        from gpumesh.client.session import Session
 
         session = Session(
             url=embedded.url,
