@@ -30,6 +30,13 @@ LARGE_FUNCTION_BYTES = 1 * MIB  # A function body over this gets one warning.
 MAX_FUNCTION_BYTES = 256 * MIB  # Over this it is refused: something large was captured by mistake.
 FUNCTION_CACHE_ENTRIES = 1024  # Function bodies kept by a coordinator, a worker or a runner; least recently used go.
 
+# --- objects
+INLINE_VALUE_BYTES = 64 * KIB  # A larger value goes through the object store; a smaller one inside its task's message.
+FETCH_WINDOW_BYTES = 16 * MIB  # Of one transfer under way: hides a round trip of 16 ms at 1 GB/s; what a cancelled one may still cost.
+OBJECT_MEMORY_FRACTION = 0.3  # Of RAM, for objects on one host, unless --object-memory says otherwise.
+STORE_WAIT_SECONDS = 5.0  # How long a new object waits for running tasks to let go of others before it is refused.
+FREE_SEGMENTS_FRACTION = 0.5  # Of the memory limit: freed segments kept for use again (their pages are there: ten times as fast).
+
 # --- tasks
 DEFAULT_RETRIES = 3
 DISTRIBUTE_TIMEOUT_SECONDS = 300.0

@@ -1,8 +1,10 @@
-"""A user's value as bytes that nobody but its consumer opens."""
+"""A user's value as bytes that nobody but its consumer opens, and how the parts of a call lie on the wire."""
 
 from __future__ import annotations
 
-from typing import Any, List, Union
+from typing import Any, List, Tuple, Union
+
+from gpumesh.model.records import NamedTuple
 
 
 class OutOfBand:
@@ -31,10 +33,67 @@ class OutOfBand:
         return f"OutOfBand({len(self.parts)} parts, {self.nbytes} bytes)"
 
 
-Payload = Union[bytes, OutOfBand]
-"""Small values are one `bytes`; values with large buffers are `OutOfBand`."""
+class Stored:
+    """A value that lies in the object store: `oid` names it, `nbytes` is the size of its container (store.container)."""
+
+    __slots__ = ("oid", "nbytes")
+
+    def __init__(self, oid: int, nbytes: int) -> None:
+        self.oid = oid
+        self.nbytes = nbytes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stored) and self.oid == other.oid
+
+    def __hash__(self) -> int:
+        return hash(self.oid)
+
+    def __repr__(self) -> str:
+        return f"Stored({self.oid:#x}, {self.nbytes} bytes)"
 
 
-def payload_bytes(payload: Payload) -> int:
-    """Size of a payload in bytes."""
-    return len(payload) if isinstance(payload, bytes) else payload.nbytes
+class Later:
+    """The value of a task that has not ended, as far as its submitter knows."""
+
+    __slots__ = ("task_id",)
+
+    def __init__(self, task_id: int) -> None:
+        self.task_id = task_id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Later) and self.task_id == other.task_id
+
+    def __hash__(self) -> int:
+        return hash(self.task_id)
+
+    def __repr__(self) -> str:
+        return f"Later({self.task_id:#x})"
+
+
+Payload = Union[bytes, OutOfBand, Stored]
+"""Small values are one `bytes`; a few large buffers in a small message are `OutOfBand`; what is over 64 KiB is `Stored`."""
+
+
+class Bundle(NamedTuple):
+    """A payload that refers to other values. On the wire a plain array, where any other payload is not one.
+
+    Attributes:
+        value: A call's arguments, or a result.
+        inputs: (place, value) of a call: what stands in that position or under that keyword, a Payload or Later.
+        refs: Objects that `value` refers to.
+    """
+
+    value: Any
+    inputs: Tuple[Tuple[Union[int, str], Any], ...] = ()
+    refs: Tuple[int, ...] = ()
+
+
+def payload_bytes(payload: Any) -> int:
+    """Size of a payload in bytes, as it lies in a message."""
+    if type(payload) is bytes:
+        return len(payload)
+    if type(payload) is OutOfBand:
+        return payload.nbytes
+    if isinstance(payload, tuple):
+        return payload_bytes(payload[0]) + sum(payload_bytes(value) for _, value in payload[1]) + 8 * len(payload[2])
+    return 16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import Any
+from typing import Any, Tuple
 
 from gpumesh.model.records import NamedTuple
 from gpumesh.model.resources import ANYTHING, Requirement, requirement_from_wire
@@ -26,6 +26,8 @@ class TaskSpec(NamedTuple):
     cost: float = 0.0  # Relative length if the user knows it; 0: unknown.
     idempotent: bool = False  # May run twice at the same time.
     placement_timeout: float = 60.0  # Seconds an infeasible task waits for a fitting worker; < 0: for ever.
+    code: bytes = b""  # 16-byte digest of the modules that travel with it; b"": none do.
+    packages: Tuple[str, ...] = ()  # Sorted requirements ("scikit-learn==1.5.*") of the environment it runs in.
 
 
 def spec_from_wire(fields: Any) -> TaskSpec:
@@ -36,11 +38,17 @@ def spec_from_wire(fields: Any) -> TaskSpec:
     """
     try:
         spec = TaskSpec(*fields[: len(TaskSpec._fields)])  # A newer peer may tell more.
-        spec = spec._replace(requirement=requirement_from_wire(spec.requirement), idempotent=bool(spec.idempotent))
+        spec = spec._replace(
+            requirement=requirement_from_wire(spec.requirement),
+            idempotent=bool(spec.idempotent),
+            packages=tuple(str(package) for package in spec.packages),
+        )
     except (TypeError, ValueError) as error:
         raise ValueError(f"this is not a task spec: {error}") from None
     if not (isinstance(spec.function, bytes) and len(spec.function) == DIGEST_BYTES and isinstance(spec.name, str)):
         raise ValueError(f"a task spec starts with a digest of {DIGEST_BYTES} bytes and a name")
+    if not (isinstance(spec.code, bytes) and len(spec.code) in (0, DIGEST_BYTES)):
+        raise ValueError(f"the code of a task spec is a digest of {DIGEST_BYTES} bytes")
     for name in ("timeout", "retries", "priority", "cost", "placement_timeout"):
         value = getattr(spec, name)
         if not isinstance(value, (int, float)) or not isfinite(value):

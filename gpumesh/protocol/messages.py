@@ -256,6 +256,177 @@ class RunnerReady(NamedTuple):
     pid: int
 
 
+# --- objects: what was put, and every value over 64 KiB
+#
+# Whoever keeps a host's store (the coordinator, or the agent of a machine that the coordinator shares no memory with) is its
+# owner. A peer that can read the owner's probe shares the host and moves values through files of that folder; any other peer
+# moves them as chunks: the receiver makes room first, then fetches. Names of segments go to the owner, paths come from it.
+
+
+@message(0x60)
+class OpenStore(NamedTuple):
+    """Peer -> owner: where is your store? Answered by StoreOffer."""
+
+
+@message(0x61)
+class StoreOffer(NamedTuple):
+    """Owner -> peer: a peer that reads `secret` in the file `probe` shares the host."""
+
+    probe: str  # Path; its folder is the store's.
+    secret: bytes
+
+
+@message(0x62)
+class CreateSegment(NamedTuple):
+    """Peer that shares the host -> owner: I want to write an object of `nbytes`. Answered by SegmentCreated."""
+
+    number: int
+    oid: int
+    nbytes: int
+
+
+@message(0x63)
+class SegmentCreated(NamedTuple):
+    """Owner -> peer: write into this file; or there is no room, and `error` says why."""
+
+    number: int
+    path: str
+    error: str
+
+
+@message(0x64)
+class PutObject(NamedTuple):
+    """Peer -> owner, worker -> coordinator: an object exists. The sender holds one reference from now on.
+
+    Its bytes are `data` (a small payload), or in `segment` (a name that SegmentCreated gave out), or at the sender, from where
+    the owner fetches them; ObjectStored is the answer to the last.
+    """
+
+    oid: int
+    nbytes: int
+    segment: str
+    data: Any  # Payload or None.
+    refs: List[int]  # Objects that the value refers to.
+
+
+@message(0x65)
+class ObjectStored(NamedTuple):
+    """Coordinator -> sender of PutObject: it is here; or it cannot be kept, and `error` says why."""
+
+    oid: int
+    error: str
+
+
+@message(0x66)
+class LocateObject(NamedTuple):
+    """Peer that shares the host -> owner: where is it? Waits until it exists. Answered by ObjectAt."""
+
+    number: int
+    oid: int
+
+
+@message(0x67)
+class ObjectAt(NamedTuple):
+    """Owner -> peer: the object is in this file, which stays as it is until UnpinObjects; or it is `data`; or there is none.
+
+    Also the answer to a FetchObject that needs no transfer or cannot have one. `error` starts with "lost: " or "full: ".
+    """
+
+    number: int
+    oid: int
+    path: str
+    nbytes: int
+    data: Any  # Payload or None.
+    error: str
+
+
+@message(0x68)
+class FetchObject(NamedTuple):
+    """Receiver -> whoever has the object: send it as transfer `number`, `window` bytes before the first TransferCredit.
+
+    `number` is the receiver's, with the highest of 32 bits set. Waits until the object exists.
+    """
+
+    number: int
+    oid: int
+    window: int
+
+
+@message(0x69)
+class ObjectSent(NamedTuple):
+    """The answer to a FetchObject, right behind the last chunk."""
+
+    number: int
+
+
+@message(0x6A)
+class TransferCredit(NamedTuple):
+    """Receiver -> sender: so many more bytes of this transfer may leave."""
+
+    number: int
+    nbytes: int
+
+
+@message(0x6B)
+class CancelFetch(NamedTuple):
+    """Receiver -> sender: no more of this transfer. What is on its way is dropped."""
+
+    number: int
+
+
+@message(0x6C)
+class UnpinObjects(NamedTuple):
+    """Peer -> owner: so many of the ObjectAt answers for each (object, count) are not mapped any more."""
+
+    objects: List[Tuple[int, int]]
+
+
+@message(0x6D)
+class HoldRefs(NamedTuple):
+    """Peer -> coordinator: references to these live here too (they came inside a value). One grant each."""
+
+    oids: List[int]
+
+
+@message(0x6E)
+class ReleaseRefs(NamedTuple):
+    """Peer -> coordinator: the last reference to each (object, grants) is gone here. Counts what the sender was granted."""
+
+    objects: List[Tuple[int, int]]
+
+
+@message(0x6F)
+class DeleteObjects(NamedTuple):
+    """Client -> coordinator: nobody needs these any more, whoever still refers to them."""
+
+    oids: List[int]
+
+
+@message(0x70)
+class FreeObjects(NamedTuple):
+    """Coordinator -> worker: drop your copies."""
+
+    oids: List[int]
+
+
+@message(0x71)
+class SegmentsGone(NamedTuple):
+    """Owner -> peer: let go of your own mappings of these files (names)."""
+
+    names: List[str]
+
+
+# --- code
+
+
+@message(0x72)
+class DefineCode(NamedTuple):
+    """client -> coordinator -> worker: modules that travel with functions, by content. `archive` is a zip file."""
+
+    digest: bytes
+    archive: Any  # Payload
+
+
 # --- questions
 
 
