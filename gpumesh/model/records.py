@@ -38,8 +38,8 @@ else:
         def __new__(cls, name: str, bases: Tuple[type, ...], body: Dict[str, Any]):
             fields = tuple(body.get("__annotations__", ()))
             defaults = tuple(body.pop(field) for field in fields if field in body)
-            arguments = ", ".join(fields)
-            make = eval(f"lambda _cls, {arguments}: _new(_cls, ({arguments},))", {"_new": tuple.__new__})
+            arguments = "".join(f"{field}, " for field in fields)
+            make = eval(f"lambda _cls, {arguments}: _new(_cls, ({arguments}))", {"_new": tuple.__new__})
             make.__defaults__ = defaults or None
             make.__qualname__ = f"{name}.__new__"
             for position, field in enumerate(fields):

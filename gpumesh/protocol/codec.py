@@ -1,7 +1,8 @@
 """Messages to frame bodies and back: msgpack for the body, raw buffers beside it.
 
 A value with large buffers (`OutOfBand`) stands in the body as an extension that holds only the number of its parts; the parts
-follow in the frame's buffer table, in the order in which the extensions appear.
+follow in the frame's buffer table, in the order in which the extensions appear. `Stored` and `Later` are extensions that name a
+value which is not here.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ from typing import Any, Callable, Dict, List, Tuple, Type
 import msgpack
 
 from gpumesh.errors import ProtocolError
-from gpumesh.model.payloads import OutOfBand
+from gpumesh.model.payloads import Later, OutOfBand, Stored
 from gpumesh.protocol.frames import MAX_BUFFERS, TRANSFER_ID, TRANSFERRED, Frame
 from gpumesh.protocol.messages import MESSAGE_TYPES, TAGS
 
-OUT_OF_BAND = 1  # msgpack extension code.
+OUT_OF_BAND = 1  # msgpack extension codes.
+STORED = 2
+LATER = 3
 HANDSHAKE_FIELDS = 16  # The longest array before authentication: the most fields that a handshake message may ever have.
 
 _COUNT = struct.Struct("<H")
+_STORED = struct.Struct("<QQ")
+_LATER = struct.Struct("<Q")
 _CHECKS: Dict[str, Tuple[Type[Any], ...]] = {
     "str": (str,), "bytes": (bytes,), "bool": (bool,), "int": (int,), "float": (float, int), "Any": (object,),
     "List": (tuple, list), "Tuple": (tuple, list), "Dict": (dict,),
@@ -73,6 +78,13 @@ class Encoder:
             if len(self._buffers) > MAX_BUFFERS:
                 raise ValueError(f"more than {MAX_BUFFERS} large buffers in one message; put them into fewer arrays")
             return msgpack.ExtType(OUT_OF_BAND, _COUNT.pack(len(value.parts)))
+        try:
+            if type(value) is Stored:
+                return msgpack.ExtType(STORED, _STORED.pack(value.oid, value.nbytes))
+            if type(value) is Later:
+                return msgpack.ExtType(LATER, _LATER.pack(value.task_id))
+        except struct.error as error:
+            raise ValueError(f"{value} is out of range: {error}") from None
         raise TypeError(f"{type(value).__name__} is not plain data")
 
 
@@ -91,7 +103,7 @@ def decode(frame: Frame, transferred: Callable[[int, int], List[Any]]) -> Any:
     if cls is None:
         raise UnknownTag(kind)
     if count == 0 and flags == 0:
-        fields = _unpack(data, _no_buffers)
+        fields = _unpack(data, _name)
     else:
         buffers, body = _split(data, flags, count, transferred)
         hook = _Hook(buffers)
@@ -152,6 +164,17 @@ def _no_buffers(code: int, data: bytes) -> Any:
     raise ProtocolError("a frame refers to buffers that it does not have")
 
 
+def _name(code: int, data: bytes) -> Any:
+    """A value that is elsewhere."""
+    if code == STORED and len(data) == _STORED.size:
+        return Stored(*_STORED.unpack(data))
+    if code == LATER and len(data) == _LATER.size:
+        return Later(*_LATER.unpack(data))
+    if code == OUT_OF_BAND:
+        _no_buffers(code, data)
+    raise ProtocolError(f"a frame holds an unknown extension {code}")
+
+
 class _Hook:
     __slots__ = ("_buffers", "_next")
 
@@ -164,8 +187,10 @@ class _Hook:
         """Whether every buffer has found its value."""
         return self._next == len(self._buffers)
 
-    def __call__(self, code: int, data: bytes) -> OutOfBand:
-        if code != OUT_OF_BAND or len(data) != 2:
+    def __call__(self, code: int, data: bytes) -> Any:
+        if code != OUT_OF_BAND:
+            return _name(code, data)
+        if len(data) != _COUNT.size:
             raise ProtocolError(f"a frame holds an unknown extension {code}")
         count = _COUNT.unpack(data)[0]
         parts = self._buffers[self._next : self._next + count]

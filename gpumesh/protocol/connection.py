@@ -50,6 +50,7 @@ from gpumesh.protocol.messages import (
     PREAUTH_TAGS,
     CancelTasks,
     Challenge,
+    DefineCode,
     DefineFunction,
     DefineSpec,
     Goodbye,
@@ -72,8 +73,8 @@ UNFILLED_BYTES = 32 * MIB  # Memory held for chunks that have not come yet; a la
 
 _NEVER = float("inf")
 _ZEROS = bytes(CHUNK_BYTES)
-_DEFINITIONS = (DefineFunction, DefineSpec)
-_AFTER_DEFINITIONS = (DefineFunction, DefineSpec, SubmitTasks, RunTasks)
+_DEFINITIONS = (DefineFunction, DefineCode, DefineSpec)
+_AFTER_DEFINITIONS = (*_DEFINITIONS, SubmitTasks, RunTasks)
 _PAYLOAD_PLACES = {RunTasks: ("tasks", 2), TaskResults: ("results", 2), TasksFinished: ("results", 3)}
 _HTTP_VERBS = (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC", b"CONN", b"PRI ")
 _HTTP_ANSWER = (
@@ -621,6 +622,8 @@ def _with_large_payloads_beside(message: Any) -> Any:
     kind = type(message)
     if kind is DefineFunction:
         return message._replace(body=_beside(message.body)) if _is_large(message.body) else message
+    if kind is DefineCode:
+        return message._replace(archive=_beside(message.archive)) if _is_large(message.archive) else message
     if kind is SubmitTasks:
         if any(map(_is_large, message.payloads)):
             return message._replace(payloads=[_beside(payload) for payload in message.payloads])
