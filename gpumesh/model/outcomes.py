@@ -22,3 +22,5 @@ class Status(IntEnum):
     LOST = 7  # The worker is gone (only the scheduler says so).
     INFEASIBLE = 8  # No worker can ever run it (only the scheduler says so).
     REFUSED = 9  # The coordinator cannot take it: unknown spec, over a limit.
+    INPUT_MISSING = 10  # The coordinator does not know a task among the inputs (any more): `input` says which; submit again.
+    INPUT_FAILED = 11  # A task among the inputs has no result: `input` says which.

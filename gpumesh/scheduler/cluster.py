@@ -5,10 +5,11 @@
 Promises (invariants.py checks what can be seen between two events):
 
 1. A submitted task has exactly one end, a result in a Deliver or a Fail, unless its client leaves before.
-2. A task is in one place: ready in one queue, or assigned to one worker; a fact with another attempt number changes nothing.
+2. A task is in one place: waiting for inputs, ready in one queue, or assigned to one worker; a fact with another attempt number changes nothing.
 3. A task with `retries=0` is never assigned again once it may have started.
 4. No slot is free on a worker that could run something that is ready.
 5. What nobody here can ever run is told to its client after a while, and fails in the end.
+6. A task is ready when all its inputs have been delivered, and fails as soon as one of them has failed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from gpumesh.scheduler.actions import (
     Retrying,
     WorkersChanged,
 )
+from gpumesh.scheduler.dependencies import Dependencies, Waiting
 from gpumesh.scheduler.placement import Idle, Placed, allowance, explain, place, room, space, surplus
 from gpumesh.scheduler.queues import Group, Lane, Queues
 from gpumesh.scheduler.snapshot import worker_views
@@ -48,11 +50,17 @@ _LOST = int(Status.LOST)
 _CANCELLED = int(Status.CANCELLED)
 _INFEASIBLE = int(Status.INFEASIBLE)
 _REFUSED = int(Status.REFUSED)
+_INPUT_MISSING = int(Status.INPUT_MISSING)
+_INPUT_FAILED = int(Status.INPUT_FAILED)
+_OK = int(Status.OK)
 
 UNCAPPED = 1 << 62  # More than any allowance.
 
 Returned = Tuple[Spec, int]
 """A task that goes back to the front of its queue."""
+
+Place = Union[Spec, Worker, Waiting]
+"""Where a task is: ready in the queue of its spec, on a worker, or waiting for its inputs."""
 
 
 class Cluster:
@@ -61,7 +69,8 @@ class Cluster:
     def __init__(self) -> None:
         self._workers: Dict[WorkerId, Worker] = {}
         self._clients: Dict[ClientNumber, Client] = {}
-        self._tasks: Dict[int, Union[Spec, Worker]] = {}  # A ready task's spec, an assigned task's worker.
+        self._tasks: Dict[int, Place] = {}
+        self._dependencies = Dependencies()
         self._queues = Queues()
         self._throughput = Throughput()
         self._supervision = Supervision()
@@ -82,6 +91,7 @@ class Cluster:
             ev.ClientLost: self._on_client_lost,
             ev.SpecDefined: self._on_spec_defined,
             ev.TasksSubmitted: self._on_tasks_submitted,
+            ev.DependentSubmitted: self._on_dependent_submitted,
             ev.AttemptsFinished: self._on_attempts_finished,
             ev.CancelRequested: self._on_cancel_requested,
         }
@@ -135,6 +145,8 @@ class Cluster:
         where = self._tasks.get(task_id)
         if where is None:
             return TaskState.GONE
+        if type(where) is Waiting:
+            return TaskState.WAITING
         return TaskState.ASSIGNED if type(where) is Worker else TaskState.READY
 
     # --- workers
@@ -268,6 +280,8 @@ class Cluster:
                 self._queues.note(group)
                 if not group.count:
                     self._stuck.pop(group, None)
+        if self._dependencies:
+            gone.extend(self._dependencies.drop_client(client))
         for task_id in gone:
             del self._tasks[task_id]
             self._supervision.forget(task_id)
@@ -330,7 +344,7 @@ class Cluster:
         if client is None or spec is None:
             self._refuse(number, ids, f"spec {event.spec_number} was never defined", actions)
             return
-        fresh: Dict[int, Union[Spec, Worker]] = dict.fromkeys(ids, spec)
+        fresh: Dict[int, Place] = dict.fromkeys(ids, spec)
         if not ids:
             return
         if (
@@ -361,6 +375,26 @@ class Cluster:
         elif not group.is_saturated:
             self._distribute(group, now, actions)
 
+    def _on_dependent_submitted(self, event: ev.DependentSubmitted, now: float, actions: List[Action]) -> None:
+        client = self._clients.get(event.client)
+        spec = client.specs.get(event.spec_number) if client is not None else None
+        task_id = event.task_id
+        if client is None or spec is None:
+            self._refuse(event.client, [task_id], f"spec {event.spec_number} was never defined", actions)
+            return
+        if not self._screen(client, [task_id], actions):
+            return
+        for producer in event.producers:
+            if producer not in self._tasks or producer >> SEQUENCE_BITS != client.number:
+                actions.append(Fail(client.number, task_id, _INPUT_MISSING, {"input": producer}))
+                return
+        if self._has_dead:
+            self._bury(client, {task_id: spec})
+        if task_id in self._orphans:
+            self._supervision.start_from(task_id, max(self._orphans[task_id]) + 1)
+        self._tasks[task_id] = self._dependencies.add(task_id, spec, event.producers)
+        client.pending += 1
+
     def _screen(self, client: Client, ids: Sequence[int], actions: List[Action]) -> List[int]:
         """Refuse what cannot be taken, return the rest."""
         good: Dict[int, None] = {}
@@ -388,7 +422,7 @@ class Cluster:
         for task_id in ids:
             actions.append(Fail(client, task_id, _REFUSED, {"reason": reason, "attempts": []}))
 
-    def _bury(self, client: Client, fresh: Dict[int, Union[Spec, Worker]]) -> None:
+    def _bury(self, client: Client, fresh: Dict[int, Place]) -> None:
         """Ids of cancelled tasks that are used again must be out of the queues first."""
         self._has_dead = False
         for group in self._queues.ready():
@@ -474,7 +508,8 @@ class Cluster:
             return
         assigned = worker.assigned
         tasks = self._tasks
-        is_odd = bool(self._cancelled) or bool(worker.recalled)
+        is_odd = bool(self._cancelled) or bool(worker.recalled) or bool(self._dependencies)
+        awaited: List[Tuple[int, bool]] = []  # Tasks that others wait for, and whether they have a result.
         delivered: Dict[ClientNumber, List[Tuple[int, int, Any, float]]] = {}
         returned: List[Returned] = []
         batch: Optional[Batch] = None  # That of the results before this one; what they sum up to is booked when it changes.
@@ -520,6 +555,8 @@ class Cluster:
                 self._cancelled.pop(task_id, None)
                 worker.recalled.pop(task_id, None)
                 self._supervision.forget(task_id)
+                if task_id in self._dependencies:
+                    awaited.append((task_id, status == _OK))
         if batch is not None:
             self._book(worker, batch, count, ended, ran, seconds_ran)
         for number, results in delivered.items():
@@ -528,7 +565,44 @@ class Cluster:
         self._settle(worker, now)
         if returned:
             self._return(returned, now, actions)
-        self._refill(worker, now, actions)
+        groups = self._release(awaited, now, actions) if awaited else ()
+        self._refill(worker, now, actions)  # First: it has the results that were waited for.
+        for group in groups:
+            if group.count and group.workers and not group.is_saturated:
+                self._distribute(group, now, actions)
+
+    def _release(self, awaited: Sequence[Tuple[int, bool]], now: float, actions: List[Action]) -> Iterable[Group]:
+        """Tasks that others wait for have ended: those become ready, or fail as well; the groups with ready ones."""
+        groups: Dict[Group, None] = {}
+        for producer, has_result in awaited:
+            if not has_result:
+                self._fail_dependents(producer, actions)
+                continue
+            for task_id in self._dependencies.arrived(producer):
+                waiting = self._tasks[task_id]
+                assert type(waiting) is Waiting, task_id
+                spec = waiting.spec
+                group = spec.group
+                self._tasks[task_id] = spec
+                group.push(spec, (task_id,), now)
+                self._queues.note(group)
+                groups[group] = None
+                if not group.workers:
+                    self._stick(group, spec, now)
+        return groups
+
+    def _fail_dependents(self, producer: int, actions: List[Action]) -> None:
+        """What waits for this task can never run, and neither can what waits for that."""
+        failed = [(task_id, producer) for task_id in self._dependencies.failed(producer)]
+        while failed:
+            task_id, culprit = failed.pop()
+            waiting = self._tasks.pop(task_id)
+            assert type(waiting) is Waiting, task_id
+            client = waiting.spec.client
+            client.pending -= 1
+            self._supervision.forget(task_id)
+            actions.append(Fail(client.number, task_id, _INPUT_FAILED, {"input": culprit}))
+            failed.extend((dependent, task_id) for dependent in self._dependencies.failed(task_id))
 
     @staticmethod
     def _book(worker: Worker, batch: Batch, count: int, ended: int, ran: int, seconds: float) -> None:
@@ -596,6 +670,8 @@ class Cluster:
         self._cancelled.pop(task_id, None)
         spec.client.pending -= 1
         actions.append(Fail(spec.client.number, task_id, status, details))
+        if task_id in self._dependencies:
+            self._fail_dependents(task_id, actions)
 
     # --- cancelling
 
@@ -607,7 +683,10 @@ class Cluster:
             where = self._tasks.get(task_id)
             if where is None:
                 continue  # Its end is on the way.
-            if isinstance(where, Spec):
+            if isinstance(where, Waiting):
+                self._dependencies.drop(task_id, where)
+                self._fail(where.spec, task_id, _CANCELLED, "cancelled before it started", actions)
+            elif isinstance(where, Spec):
                 where.group.kill(where.client, task_id)
                 self._has_dead = True
                 self._after_removal(where.group)

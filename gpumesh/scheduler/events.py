@@ -66,6 +66,15 @@ class TasksSubmitted(NamedTuple):
     task_ids: Sequence[int]
 
 
+class DependentSubmitted(NamedTuple):
+    """A client wants this run with the results of `producers`, tasks of its own, among the arguments."""
+
+    client: ClientNumber
+    spec_number: int
+    task_id: int
+    producers: Sequence[int]
+
+
 class AttemptsFinished(NamedTuple):
     """Attempts have ended on a worker: (task id, attempt, Status, payload or dict, run seconds), as they came over the wire."""
 
@@ -89,6 +98,7 @@ Event = Union[
     ClientLost,
     SpecDefined,
     TasksSubmitted,
+    DependentSubmitted,
     AttemptsFinished,
     CancelRequested,
 ]

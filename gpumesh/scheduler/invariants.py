@@ -9,6 +9,7 @@ from typing import Dict, List
 
 from gpumesh.model.ids import SEQUENCE_BITS, ClientNumber
 from gpumesh.scheduler.cluster import Cluster
+from gpumesh.scheduler.dependencies import Waiting
 from gpumesh.scheduler.states import Spec, Worker, WorkerState
 from gpumesh.scheduler.throughput import Function
 
@@ -31,6 +32,16 @@ def _check_places(cluster: Cluster) -> None:
     for worker in cluster._workers.values():
         for task_id in worker.assigned:
             places.setdefault(task_id, []).append(worker)
+    pairs = cluster._dependencies.pairs()
+    waits: Dict[int, Dict[int, None]] = {}
+    for task_id, producer in pairs:
+        waits.setdefault(task_id, {})[producer] = None
+        assert producer in cluster._tasks, f"26: task {task_id} waits for {producer}, which has ended"
+    for task_id, producers in waits.items():
+        waiting = cluster._tasks.get(task_id)
+        assert isinstance(waiting, Waiting), f"26: task {task_id} waits for others and is not in that state"
+        assert waiting.missing == producers, f"26: task {task_id} and those that it waits for disagree"
+        places.setdefault(task_id, []).append(waiting)
     for task_id, found in places.items():
         assert len(found) == 1, f"1: task {task_id} is in {len(found)} places"
         where = cluster._tasks.get(task_id)
@@ -120,7 +131,10 @@ def _check_groups(cluster: Cluster) -> None:
 def _check_clients(cluster: Cluster) -> None:
     pending: Dict[ClientNumber, int] = {}
     for task_id, where in cluster._tasks.items():
-        spec = where if isinstance(where, Spec) else where.assigned[task_id].spec
+        if isinstance(where, Worker):
+            spec = where.assigned[task_id].spec
+        else:
+            spec = where if isinstance(where, Spec) else where.spec
         number = spec.client.number
         assert task_id >> SEQUENCE_BITS == number, f"19: task {task_id} is filed under client {number}"
         assert cluster._clients.get(number) is spec.client, f"20: task {task_id} belongs to a client that is gone"

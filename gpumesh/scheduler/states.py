@@ -3,7 +3,8 @@
 A task has no object of its own while it waits: 100,000 pending tasks are ids in a queue, and one entry each in the table of tasks.
 
     (submitted) ──> READY ──assign──> ASSIGNED ──ended──> (gone)
-                      ^ │                │ │
+         │            ^ │                │ │
+         └─> WAITING ─┤ (its inputs exist)
                       │ └──cancelled, infeasible, client gone──> (gone)
                       └──given back, failed but may be retried──┘
 """
@@ -29,6 +30,7 @@ ROUND_TRIP_RISE = 0.2  # Least weight of a sample above the estimate. One below 
 class TaskState(enum.Enum):
     """Where a task is; a task that has ended is in no table any more."""
 
+    WAITING = "waiting"
     READY = "ready"
     ASSIGNED = "assigned"
     GONE = "gone"
@@ -36,6 +38,9 @@ class TaskState(enum.Enum):
 
 TASK_MOVES: Dict[Tuple[TaskState, TaskState], str] = {
     (TaskState.GONE, TaskState.READY): "submitted",
+    (TaskState.GONE, TaskState.WAITING): "submitted with results of other tasks among its arguments",
+    (TaskState.WAITING, TaskState.READY): "the last of these results is there",
+    (TaskState.WAITING, TaskState.GONE): "cancelled, one of these results will never be there, or its client left",
     (TaskState.READY, TaskState.ASSIGNED): "placed on a worker",
     (TaskState.READY, TaskState.GONE): "cancelled, infeasible for too long, or its client left",
     (TaskState.ASSIGNED, TaskState.READY): "given back without having started, or failed and may be retried",

@@ -60,6 +60,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.old: List[Tuple[str, int, int]] = []  # Attempts that were reported or given up.
         self.started: Dict[int, Set[int]] = {}  # task id -> attempts that may have started.
         self.recalled: Set[Tuple[int, int, bool]] = set()
+        self.needs: Dict[int, List[int]] = {}  # task id -> tasks whose results it was submitted with.
 
     # --- the shell
 
@@ -75,7 +76,14 @@ class ClusterMachine(RuleBasedStateMachine):
                     assert payload == ("payload", task_id)
                     self.end(action.client, task_id, status)
             elif isinstance(action, act.Fail):
-                assert action.details["reason"]
+                if action.status == Status.INPUT_FAILED:
+                    producer = action.details["input"]
+                    assert producer in self.needs[action.task_id]
+                    assert self.ended[producer] != Status.OK
+                elif action.status == Status.INPUT_MISSING:
+                    assert action.details["input"] not in self.open
+                else:
+                    assert action.details["reason"]
                 if action.status != Status.REFUSED:
                     self.end(action.client, action.task_id, action.status)
             elif isinstance(action, act.Recall):
@@ -105,6 +113,7 @@ class ClusterMachine(RuleBasedStateMachine):
         for task_id, attempt in action.tasks:
             number = self.open[task_id]
             assert SPECS[number] == action.spec
+            assert all(self.ended[producer] == Status.OK for producer in self.needs.get(task_id, ()))
             assert (task_id, attempt) not in here
             assert all((task_id, attempt) not in others for others in self.at.values())
             if action.spec.retries == 0:
@@ -191,6 +200,8 @@ class ClusterMachine(RuleBasedStateMachine):
             del self.ended[task_id]  # The number may come back, and its ids too.
         for task_id in [task_id for task_id in self.started if task_id >> 32 == number]:
             del self.started[task_id]
+        for task_id in [task_id for task_id in self.needs if task_id >> 32 == number]:
+            del self.needs[task_id]
 
     @rule(data=st.data(), number=st.integers(0, len(SPECS) - 1), count=st.integers(1, 12))
     def submit(self, data: st.DataObject, number: int, count: int) -> None:
@@ -201,6 +212,24 @@ class ClusterMachine(RuleBasedStateMachine):
         ids = [task_id for task_id in ids if task_id not in self.ended and task_id not in self.open]
         self.open.update(dict.fromkeys(ids, number))
         self.handle(ev.TasksSubmitted(ClientNumber(client), number, ids))
+
+    @rule(data=st.data(), number=st.integers(0, len(SPECS) - 1))
+    def submit_dependent(self, data: st.DataObject, number: int) -> None:
+        client = data.draw(st.sampled_from(sorted(self.clients)))
+        mine = [task_id for task_id in [*self.open, *self.ended] if task_id >> 32 == client]
+        if not mine:
+            return
+        producers = data.draw(st.lists(st.sampled_from(sorted(mine)), min_size=1, max_size=3))
+        task_id = make_task_id(ClientNumber(client), self.clients[client])
+        self.clients[client] += 1
+        if task_id in self.ended or task_id in self.open:
+            return
+        is_known = all(producer in self.open for producer in producers)
+        self.open[task_id] = number
+        self.needs[task_id] = producers
+        self.handle(ev.DependentSubmitted(ClientNumber(client), number, task_id, producers))
+        expected = TaskState.WAITING if is_known else TaskState.GONE
+        assert self.cluster.state_of(task_id) is expected
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -217,6 +246,7 @@ class ClusterMachine(RuleBasedStateMachine):
         task_id = data.draw(st.sampled_from(ids))
         del self.ended[task_id]
         self.started.pop(task_id, None)
+        self.needs.pop(task_id, None)
         self.open[task_id] = number
         self.handle(ev.TasksSubmitted(ClientNumber(task_id >> 32), number, [task_id]))
 
