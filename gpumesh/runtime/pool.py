@@ -55,6 +55,22 @@ class PoolOwner:
         """The spawner is gone and every runner with it, and this pool cannot start another."""
         raise AssertionError("overridden by the agent")
 
+    def on_feeding(self, runner: int, task_id: int, payload: Any) -> None:
+        """A task whose inputs lie in the store is sent to this runner next."""
+        raise AssertionError("overridden by the agent")
+
+    def on_inputs_free(self, task_id: int) -> None:
+        """A task whose inputs lie in the store has ended, or nobody wants it any more."""
+        raise AssertionError("overridden by the agent")
+
+    def on_runner_message(self, runner: int, kind: Any, message: Any) -> None:
+        """A runner wants something of the object store."""
+        raise AssertionError("overridden by the agent")
+
+    def on_runner_gone(self, runner: int) -> None:
+        """A runner has ended, and all it said has been heard."""
+        raise AssertionError("overridden by the agent")
+
 
 class _Process:
     __slots__ = (
@@ -132,6 +148,7 @@ class RunnerPool:
         self._folder = folder
         self._processes: Dict[int, _Process] = {}
         self._payloads: Dict[int, Any] = {}  # task id -> payload, until reported.
+        self._holding: Set[int] = set()  # Those of them whose inputs lie in the store.
         self._functions: Dict[bytes, Any] = {}
         self._spec_numbers: Dict[Tuple[Any, ...], int] = {}
         self._specs: List[Tuple[Any, ...]] = []
@@ -179,9 +196,11 @@ class RunnerPool:
             self.local.on_spec(number, timeout=timeout, width=width, threads=threads)
         return number
 
-    def run(self, spec: int, tasks: Any) -> None:
-        """Attempts arrived: (task id, attempt, payload)."""
+    def run(self, spec: int, tasks: Any, *, is_holding: bool = False) -> None:
+        """Attempts arrived: (task id, attempt, payload); `is_holding`: their inputs lie in the store."""
         payloads = self._payloads
+        if is_holding:
+            self._holding.update(task[0] for task in tasks)
         for task_id, _, payload in tasks:
             payloads[task_id] = payload
         self._perform(self.local.on_arrived(spec, tasks, self._loop.time()))
@@ -197,7 +216,22 @@ class RunnerPool:
     def abandon(self) -> None:
         """The coordinator is lost: end everything, report nothing of it."""
         self._payloads.clear()
+        holding, self._holding = self._holding, set()
+        for task_id in holding:
+            self._owner.on_inputs_free(task_id)
         self._perform(self.local.abandon())
+
+    def send(self, runner: int, message: Any) -> bool:
+        """Tell a runner something; False if it is gone."""
+        process = self._processes.get(runner)
+        if process is None or process.link is None:
+            return False
+        process.link.send(message)
+        return True
+
+    def end(self, runner: int) -> None:
+        """Kill a runner; another takes its place."""
+        self._signal(runner, signal.SIGKILL)
 
     # --- acting
 
@@ -229,6 +263,11 @@ class RunnerPool:
     def _report(self, results: List[Tuple[int, int, int, Any, float]]) -> None:
         payloads = self._payloads
         known = [result for result in results if payloads.pop(result[0], payloads) is not payloads]
+        if self._holding:
+            for result in known:
+                if result[0] in self._holding:
+                    self._holding.discard(result[0])
+                    self._owner.on_inputs_free(result[0])
         if known:
             self._owner.on_results(known)
 
@@ -245,6 +284,10 @@ class RunnerPool:
             process.specs.add(spec)
             process.link.send(DefineSpec(spec, fields))
         payloads = self._payloads
+        if self._holding:
+            for task, _ in action.tasks:
+                if task in self._holding:
+                    self._owner.on_feeding(action.runner, task, payloads[task])
         # A payload that is gone belongs to an abandoned session; its task is killed and nobody hears of it.
         process.link.send(RunTasks(spec, [(task, attempt, payloads.get(task, b"")) for task, attempt in action.tasks]))
 
@@ -429,7 +472,9 @@ class RunnerPool:
                 self._perform(self.local.on_results(process.ident, results, self._loop.time()))
             elif kind is RunnerReady:
                 self._perform(self.local.on_ready(process.ident, self._loop.time()))
-            elif kind is Closed and not process.is_gone:
+            elif kind is not Closed:
+                self._owner.on_runner_message(process.ident, kind, message)
+            elif not process.is_gone:
                 # The spawner's word about its exit follows; or it has closed its own socket and is of no use.
                 self._signal(process.ident, signal.SIGKILL)
 
@@ -449,6 +494,7 @@ class RunnerPool:
         }
         self._forget(process)
         if not self._is_closed:
+            self._owner.on_runner_gone(process.ident)
             self._perform(self.local.on_runner_down(process.ident, started, finished, details, self._loop.time()))
 
     def _read_rest(self, process: _Process) -> None:

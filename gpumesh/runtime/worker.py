@@ -206,6 +206,18 @@ class WorkerAgent(PoolOwner):
     def on_pool_lost(self, reason: str) -> None:
         self._end(MeshUnavailableError(reason))
 
+    def on_feeding(self, runner: int, task_id: int, payload: Any) -> None:
+        pass
+
+    def on_inputs_free(self, task_id: int) -> None:
+        pass
+
+    def on_runner_message(self, runner: int, kind: Any, message: Any) -> None:
+        pass
+
+    def on_runner_gone(self, runner: int) -> None:
+        pass
+
     def _leave_if_done(self) -> None:
         if self._pool.is_idle:
             # One more turn of the loop: the last results leave first.
