@@ -12,22 +12,33 @@ Promises:
 
 1. Before OPEN only the five handshake messages are decoded, in frames of at most 4 KiB, and nothing is unpickled.
 2. The last event is always Closed, once; `error` then says why.
-3. Messages on the control lane leave before any chunk that has not left yet. Definitions precede what refers to them, whichever
-   lane they take. What arrives is the same however the bytes were cut on the way.
+3. Messages on the control lane leave before any chunk that has not left yet. Definitions precede what refers to them, and what
+   lets go of an object follows what was sent before it, whichever lane they take. What arrives is the same however the bytes
+   were cut on the way.
 4. `next_deadline` is the only clock: a handshake, a heartbeat or a silence that is due is handled by `on_time`, and a side that
    was itself stopped for a while does not blame the other for it.
+5. An object is sent only to who asked for it, never more of it than the receiver has given credit for, and received only into
+   the memory that was made ready for it. Each FetchObject is answered once: by ObjectSent (also when it was cancelled) or ObjectAt.
+
+    receiver                                sender
+    receive_into, FetchObject ───────────>  FetchObject ── send_object, or ObjectAt instead
+              <──────── chunks ───────────
+    (credit)  ───── TransferCredit ──────>
+    ObjectSent <──── the last chunk ──────
+    (credit)  ───── TransferCredit ──────>  ObjectDelivered
 """
 
 from __future__ import annotations
 
 import enum
 from collections import deque
-from typing import Any, Deque, Dict, List, Optional, Tuple, Type
+from typing import Any, Deque, Dict, List, Optional, Set, Tuple, Type
 
 from gpumesh.config import (
     BULK_MESSAGE_BYTES,
     CHUNK_BYTES,
     CONTROL_FRAME_BYTES,
+    FETCH_WINDOW_BYTES,
     HANDSHAKE_SECONDS,
     HEARTBEAT_SECONDS,
     INLINE_BUFFER_BYTES,
@@ -43,38 +54,77 @@ from gpumesh.errors import (
     ProtocolError,
     VersionMismatchError,
 )
-from gpumesh.model.payloads import OutOfBand
+from gpumesh.model.payloads import OutOfBand, payload_bytes
 from gpumesh.model.records import NamedTuple
 from gpumesh.protocol import auth, codec, frames
 from gpumesh.protocol.messages import (
     PREAUTH_TAGS,
+    TAGS,
+    CancelFetch,
     CancelTasks,
     Challenge,
     DefineCode,
     DefineFunction,
     DefineSpec,
+    DeleteObjects,
+    FetchObject,
+    FreeObjects,
     Goodbye,
     Hello,
+    HoldRefs,
+    ObjectAt,
+    ObjectSent,
     Ping,
     Pong,
     Proof,
     RecallTasks,
     Refused,
+    ReleaseRefs,
     RunTasks,
+    SegmentsGone,
     SubmitTasks,
     TaskResults,
     TasksFinished,
+    TransferCredit,
     UnknownMessage,
+    UnpinObjects,
     Welcome,
 )
 
 MAX_OPEN_TRANSFERS = 64  # Begun and not ended, from one peer; this side itself never has more than one.
+BESIDE_BYTES = 4096  # In a message over BULK_MESSAGE_BYTES, the inputs of a large call travel as buffers from this size on.
 UNFILLED_BYTES = 32 * MIB  # Memory held for chunks that have not come yet; a larger value grows as it arrives.
+
+OBJECT_TRANSFER = 1 << 31  # Set in the number of every transfer that answers a FetchObject, in no other.
 
 _NEVER = float("inf")
 _ZEROS = bytes(CHUNK_BYTES)
 _DEFINITIONS = (DefineFunction, DefineCode, DefineSpec)
 _AFTER_DEFINITIONS = (*_DEFINITIONS, SubmitTasks, RunTasks)
+_LETTING_GO = (UnpinObjects, ReleaseRefs, DeleteObjects)
+_HANDLED_HERE = frozenset(
+    (
+        Hello,
+        Challenge,
+        Proof,
+        Welcome,
+        Refused,
+        Ping,
+        Pong,
+        Goodbye,
+        FetchObject,
+        ObjectAt,
+        ObjectSent,
+        TransferCredit,
+        CancelFetch,
+    )
+)
+_OBJECT_AT = TAGS[ObjectAt]
+_LISTS = {
+    CancelTasks: "task_ids", RunTasks: "tasks", RecallTasks: "tasks", TasksFinished: "results", TaskResults: "results",
+    UnpinObjects: "objects", ReleaseRefs: "objects", HoldRefs: "oids", DeleteObjects: "oids", FreeObjects: "oids",
+    SegmentsGone: "names",
+}  # fmt: skip
 _PAYLOAD_PLACES = {RunTasks: ("tasks", 2), TaskResults: ("results", 2), TasksFinished: ("results", 3)}
 _HTTP_VERBS = (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC", b"CONN", b"PRI ")
 _HTTP_ANSWER = (
@@ -105,6 +155,12 @@ class Closed(NamedTuple):
 
     error: Optional[MeshError]
     reason: str
+
+
+class ObjectDelivered(NamedTuple):
+    """Event at the sender of an object: the receiver has all of it. Nothing here refers to the memory it came from any more."""
+
+    number: int
 
 
 class State(enum.Enum):
@@ -145,6 +201,51 @@ class _Incoming:
         self.filled = 0  # Bytes that have come or whose chunk is coming in now.
 
 
+class _Outgoing:
+    """One object being sent."""
+
+    __slots__ = ("number", "views", "offset", "total", "credit", "acknowledged")
+
+    def __init__(self, number: int, views: Deque[memoryview], window: int) -> None:
+        self.number = number
+        self.views = views  # What has not left, in order.
+        self.offset = 0  # Bytes that have left.
+        self.total = sum(map(len, views))
+        self.credit = window  # Bytes that may leave.
+        self.acknowledged = 0  # Bytes of all credit that came after the window; at most `offset`.
+
+    def take(self, size: int) -> List[memoryview]:
+        """The next `size` bytes."""
+        self.offset += size
+        self.credit -= size
+        views = self.views
+        taken: List[memoryview] = []
+        while size:
+            view = views[0]
+            if len(view) <= size:
+                taken.append(views.popleft())
+                size -= len(view)
+            else:
+                taken.append(view[:size])
+                views[0] = view[size:]
+                size = 0
+        return taken
+
+
+class _Target:
+    """Where one object goes that this side has asked for."""
+
+    __slots__ = ("view", "total", "is_begun", "filled", "window", "credited")
+
+    def __init__(self, view: memoryview, window: int) -> None:
+        self.view: Optional[memoryview] = view  # None once forgotten.
+        self.total = len(view)
+        self.is_begun = False
+        self.filled = 0  # Bytes that have come or whose chunk is coming in now.
+        self.window = window
+        self.credited = 0  # At most `filled`.
+
+
 class Connection:
     """One side of a mesh connection; see the module's promises. Not for use by two threads at once."""
 
@@ -176,6 +277,14 @@ class Connection:
         self._incoming: Dict[int, Dict[int, _Incoming]] = {}  # Transfer number -> buffer index -> buffer.
         self._incoming_bytes = 0  # Sum of their totals.
         self._unfilled_bytes = 0  # Allocated among them and not filled.
+        self._fetches: Set[int] = set()  # FetchObjects of the peer that have no answer yet.
+        self._outgoing: Dict[
+            int, _Outgoing
+        ] = {}  # Those being answered, and those whose last bytes the peer has not confirmed.
+        self._ready: Deque[_Outgoing] = deque()  # Those of them of which something may leave now; the next one first.
+        self._is_turn_of_objects = False
+        self._targets: Dict[int, _Target] = {}
+        self._scratch = bytearray()  # Takes in what nobody wants any more.
         self._last_received = now
         self._deadline = now + HANDSHAKE_SECONDS
         self._ping_number = 0
@@ -211,13 +320,28 @@ class Connection:
 
     @property
     def has_bulk(self) -> bool:
-        """Whether chunks wait."""
+        """Whether chunks wait that may leave now."""
+        return bool(self._bulk or self._ready)
+
+    @property
+    def has_bulk_messages(self) -> bool:
+        """Whether messages wait on the bulk lane."""
         return bool(self._bulk)
 
     @property
     def has_data(self) -> bool:
-        """Whether anything waits to be sent."""
-        return bool(self._control or self._bulk)
+        """Whether anything waits that may be sent now."""
+        return bool(self._control or self._bulk or self._ready)
+
+    @property
+    def sending(self) -> int:
+        """Objects being sent, or sent and not yet confirmed."""
+        return len(self._outgoing)
+
+    @property
+    def has_object_transfers(self) -> bool:
+        """Whether any object is under way, in either direction."""
+        return bool(self._outgoing or self._targets)
 
     # --- receiving
 
@@ -278,8 +402,8 @@ class Connection:
                 failure = error
                 break
             kind = type(message)
-            if kind is Ping:
-                self.send(Pong(message.number))
+            if kind not in _HANDLED_HERE:
+                events.append(message)
             elif kind is Goodbye:
                 return events + self._end(message.reason)
             elif kind is Refused:
@@ -287,11 +411,33 @@ class Connection:
             elif frame.kind in PREAUTH_TAGS:
                 failure = ProtocolError(f"{kind.__name__} has no place after the handshake")
                 break
-            elif kind is not Pong:
-                events.append(message)
+            else:
+                try:
+                    events.extend(self._handle(kind, message))
+                except ProtocolError as error:
+                    failure = error
+                    break
         if failure is not None:
             events.extend(self._fail(failure, tell="protocol"))
         return events
+
+    def _handle(self, kind: Type[Any], message: Any) -> List[Any]:
+        """What this side does by itself; what its owner hears of it."""
+        if kind is Ping:
+            self.send(Pong(message.number))
+        elif kind is FetchObject:
+            return self._on_fetch(message)
+        elif kind is ObjectSent:
+            return self._on_sent(message)
+        elif kind is ObjectAt:
+            target = self._targets.pop(message.number, None)
+            if target is None or self._forget_rest(message.number, target):
+                return [message]
+        elif kind is TransferCredit:
+            return self._on_credit(message)
+        elif kind is CancelFetch:
+            return self._on_cancel(message)
+        return []
 
     # --- handshake
 
@@ -408,6 +554,8 @@ class Connection:
             return
         assert self.state is State.OPEN, f"{type(message).__name__} sent in state {self.state.name}"
         tag, body, buffers = self._encoder.encode(message)
+        if tag == _OBJECT_AT:
+            self._fetches.discard(message.number)
         if len(body) > BULK_MESSAGE_BYTES:
             lighter = _with_large_payloads_beside(message)
             if lighter is message and len(body) <= CONTROL_FRAME_BYTES:
@@ -415,7 +563,7 @@ class Connection:
                 return
             for part in self._small_enough(lighter):
                 self._put(type(message), *part)
-        elif not buffers and not self._definitions_in_bulk:
+        elif not buffers and not self._bulk:
             self._queue(frames.encode_frame(tag, body))
         else:
             self._put(type(message), tag, body, buffers)
@@ -431,7 +579,11 @@ class Connection:
         raw = 0
         for buffer in buffers:
             raw += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
-        if raw > BULK_MESSAGE_BYTES or (self._definitions_in_bulk and kind in _AFTER_DEFINITIONS):
+        if (
+            raw > BULK_MESSAGE_BYTES
+            or (self._definitions_in_bulk and kind in _AFTER_DEFINITIONS)
+            or (self._bulk and kind in _LETTING_GO)
+        ):
             self._queue_bulk(tag, body, buffers, is_definition=kind in _DEFINITIONS)
         else:
             self._queue(frames.encode_frame(tag, body, buffers))
@@ -448,15 +600,36 @@ class Connection:
             raise ProtocolError(f"a value of {total} bytes is over the limit of {TRANSFER_BYTES} bytes")
         self.bulk_bytes_waiting += sum(len(view) for view in views)
         self._bulk.append(_Transfer(self._next_transfer, tag, body, views, is_definition=is_definition))
-        self._next_transfer = (self._next_transfer + 1) & 0xFFFFFFFF
+        self._next_transfer = (self._next_transfer + 1) % OBJECT_TRANSFER
         self._definitions_in_bulk += is_definition
 
     def data_to_send(self, *, bulk: bool = True) -> List[Any]:
         """Buffers to write now, in order: all of the control lane and, with `bulk`, at most one chunk."""
         parts, self._control = self._control, []
         self.bytes_waiting = 0
-        if bulk and self._bulk:
-            parts.extend(self._next_chunk())
+        if bulk and (self._bulk or self._ready):
+            parts.extend(self._next_chunk_of_any())
+        return parts
+
+    def _next_chunk_of_any(self) -> List[Any]:
+        """Messages and objects by turns, each object by turns: neither waits behind gigabytes of the other."""
+        if not self._bulk or (self._ready and self._is_turn_of_objects):
+            self._is_turn_of_objects = False
+            return self._next_object_chunk()
+        self._is_turn_of_objects = True
+        return self._next_chunk()
+
+    def _next_object_chunk(self) -> List[Any]:
+        sent = self._ready.popleft()
+        offset = sent.offset
+        size = min(CHUNK_BYTES, sent.credit, sent.total - offset)
+        parts = frames.encode_chunk(sent.number, 0, offset, sent.total, sent.take(size))
+        if sent.offset == sent.total:
+            self._fetches.discard(sent.number)
+            tag, body, _ = self._encoder.encode(ObjectSent(sent.number))
+            parts.extend(frames.encode_frame(tag, body))
+        elif sent.credit > 0:
+            self._ready.append(sent)
         return parts
 
     def _next_chunk(self) -> List[Any]:
@@ -469,7 +642,7 @@ class Connection:
             return [frames.encode_transferred(transfer.tag, transfer.number, transfer.body, len(transfer.buffers))]
         buffer = transfer.buffers[transfer.index]
         data = buffer[transfer.offset : transfer.offset + CHUNK_BYTES]
-        parts = frames.encode_chunk(transfer.number, transfer.index, transfer.offset, len(buffer), data)
+        parts = frames.encode_chunk(transfer.number, transfer.index, transfer.offset, len(buffer), [data] if len(data) else [])
         transfer.offset += len(data)
         self.bulk_bytes_waiting -= len(data)
         if transfer.offset == len(buffer):
@@ -526,6 +699,8 @@ class Connection:
     # --- transfers
 
     def _chunk_target(self, transfer: int, index: int, offset: int, total: int, size: int) -> memoryview:
+        if transfer & OBJECT_TRANSFER:
+            return self._object_target(transfer, index, offset, total, size)
         buffers = self._incoming.get(transfer)
         if buffers is None:
             if len(self._incoming) >= MAX_OPEN_TRANSFERS:
@@ -568,6 +743,124 @@ class Connection:
                 self._incoming_bytes -= buffer.total
                 self._unfilled_bytes -= len(buffer.data) - buffer.filled
 
+    # --- objects
+
+    def send_object(self, number: int, views: List[Any], window: int) -> None:
+        """Answer the FetchObject `number` with the bytes of `views`, one after the other, in chunks as far as its credit goes.
+
+        The memory must stay as it is until ObjectDelivered, CancelFetch or the end of the connection. Does nothing when the
+        receiver has changed its mind meanwhile: CancelFetch has said so, or Closed.
+        """
+        if number not in self._fetches or number in self._outgoing:
+            return
+        sent = _Outgoing(number, deque(view for view in (memoryview(view).cast("B") for view in views) if len(view)), window)
+        self._outgoing[number] = sent
+        if window > 0 or not sent.total:
+            self._ready.append(sent)
+
+    def stop_sending(self, number: int) -> None:
+        """Send no more of this object: it is gone. Say so by an ObjectAt with its error."""
+        sent = self._outgoing.pop(number, None)
+        if sent is not None:
+            sent.views.clear()
+            if sent in self._ready:
+                self._ready.remove(sent)
+
+    def receive_into(self, number: int, target: Any, window: int = FETCH_WINDOW_BYTES) -> None:
+        """Make `target` ready for an object of exactly its size; then send FetchObject(number, its id, window).
+
+        `target` is held, and may be written to, until ObjectSent or ObjectAt comes for `number`, or `forget_transfer`.
+
+        Args:
+            number: Not in use, with OBJECT_TRANSFER set.
+            target: Writable and contiguous.
+            window: Bytes that may be under way; the receiver's side of FetchObject.window.
+        """
+        assert number & OBJECT_TRANSFER, hex(number)
+        assert number not in self._targets, f"transfer {number:#x} is under way"
+        if self.state is not State.CLOSED:
+            self._targets[number] = _Target(memoryview(target).cast("B"), window)
+
+    def forget_transfer(self, number: int) -> None:
+        """Give an object up; then send CancelFetch. What still comes of it is dropped, and no event follows.
+
+        On a connection whose bytes another thread receives, a read under way at this moment may still end in the target.
+        """
+        target = self._targets.get(number)
+        if target is not None and target.view is not None:
+            target.view = None
+            self._decoder.divert(number, self._waste)
+
+    def _on_fetch(self, fetch: FetchObject) -> List[Any]:
+        if not fetch.number & OBJECT_TRANSFER or fetch.number >> 32 or fetch.number in self._fetches:
+            raise ProtocolError(f"the peer fetches an object as transfer {fetch.number:#x}, which is taken or out of range")
+        self._fetches.add(fetch.number)
+        return [fetch]
+
+    def _on_cancel(self, cancel: CancelFetch) -> List[Any]:
+        self.stop_sending(cancel.number)
+        if cancel.number in self._fetches:
+            self._fetches.discard(cancel.number)
+            self.send(ObjectSent(cancel.number))
+        return [cancel]
+
+    def _on_credit(self, credit: TransferCredit) -> List[Any]:
+        sent = self._outgoing.get(credit.number)
+        if sent is None:
+            return []
+        sent.acknowledged += credit.nbytes
+        if credit.nbytes < 0 or sent.acknowledged > sent.offset:
+            raise ProtocolError("the peer confirms more of an object than it was sent")
+        if sent.acknowledged == sent.total and credit.number not in self._fetches:
+            del self._outgoing[credit.number]
+            return [ObjectDelivered(credit.number)]
+        if sent.credit <= 0 < sent.credit + credit.nbytes and sent.offset < sent.total:
+            self._ready.append(sent)
+        sent.credit += credit.nbytes
+        return []
+
+    def _on_sent(self, message: ObjectSent) -> List[Any]:
+        target = self._targets.pop(message.number, None)
+        if target is None or not self._forget_rest(message.number, target):
+            return []  # Cancelled, or answered a second time.
+        if not target.is_begun or target.filled != target.total:
+            raise ProtocolError(f"the peer sent {target.filled} of {target.total} bytes of an object and said that was all")
+        self.send(TransferCredit(message.number, target.total - target.credited))
+        return [message]
+
+    def _forget_rest(self, number: int, target: _Target) -> bool:
+        """Let go of a target; whether anybody still wanted it."""
+        if target.view is not None:
+            target.view = None
+            return True
+        if all(other.view is not None for other in self._targets.values()):
+            self._scratch = bytearray()
+        return False
+
+    def _object_target(self, number: int, index: int, offset: int, total: int, size: int) -> memoryview:
+        target = self._targets.get(number)
+        if target is None or (target.is_begun and target.filled == target.total):
+            raise ProtocolError("the peer sent a chunk of an object that it was not asked for")
+        if target.total != total:
+            raise ProtocolError(f"the peer sent an object of {total} bytes where {target.total} were expected")
+        end = offset + size
+        if index or offset != target.filled or end > total or (size == 0 and total > 0):
+            raise ProtocolError("chunks of a transfer do not follow one another")
+        target.is_begun = True
+        target.filled = end
+        if target.view is None:
+            return self._waste(size)
+        # The last credit waits for ObjectSent: then the sender may reuse its memory.
+        if end < total and end - target.credited >= max(target.window // 2, 1):
+            self.send(TransferCredit(number, end - target.credited))
+            target.credited = end
+        return target.view[offset:end]
+
+    def _waste(self, size: int) -> memoryview:
+        if len(self._scratch) < size:
+            self._scratch = bytearray(size)
+        return memoryview(self._scratch)[:size]
+
     # --- ends
 
     def _fail(self, error: MeshError, tell: str = "") -> List[Any]:
@@ -586,6 +879,11 @@ class Connection:
         self._bulk.clear()
         self.bulk_bytes_waiting = 0
         self._incoming.clear()
+        self._fetches.clear()
+        self._outgoing.clear()
+        self._ready.clear()
+        self._targets.clear()
+        self._scratch = bytearray()
         self._decoder = frames.FrameDecoder()  # The old one may hold a large value half received.
         self._token = ""
 
@@ -636,31 +934,37 @@ def _with_large_payloads_beside(message: Any) -> Any:
 
 
 def _is_large(payload: Any) -> bool:
+    if isinstance(payload, tuple):  # A Bundle of many small values; none of them is large.
+        return len(payload) > 1 and len(payload[1]) > 1 and payload_bytes(payload) >= INLINE_BUFFER_BYTES
     return type(payload) is bytes and len(payload) >= INLINE_BUFFER_BYTES
 
 
 def _beside(payload: Any) -> Any:
-    return OutOfBand([payload]) if _is_large(payload) else payload
+    if not _is_large(payload):
+        return payload
+    if isinstance(payload, tuple):
+        return (payload[0], tuple((place, _buffer(value)) for place, value in payload[1]), *payload[2:])
+    return OutOfBand([payload])
+
+
+def _buffer(value: Any) -> Any:
+    return OutOfBand([value]) if type(value) is bytes and len(value) >= BESIDE_BYTES else value
 
 
 def _halves(message: Any) -> List[Any]:
     """A batch that is too large for one frame, as two."""
     kind = type(message)
-    if kind is CancelTasks and len(message.task_ids) > 1:
-        middle = len(message.task_ids) // 2
-        return [CancelTasks(message.task_ids[:middle]), CancelTasks(message.task_ids[middle:])]
+    field = _LISTS.get(kind, "")
+    items = getattr(message, field, ())
+    if len(items) > 1:
+        middle = len(items) // 2
+        return [message._replace(**{field: items[:middle]}), message._replace(**{field: items[middle:]})]
     if kind is SubmitTasks and len(message.task_ids) > 1:
         middle = len(message.task_ids) // 2
         return [
             message._replace(task_ids=message.task_ids[:middle], payloads=message.payloads[:middle]),
             message._replace(task_ids=message.task_ids[middle:], payloads=message.payloads[middle:]),
         ]
-    if kind in (RunTasks, RecallTasks) and len(message.tasks) > 1:
-        middle = len(message.tasks) // 2
-        return [message._replace(tasks=message.tasks[:middle]), message._replace(tasks=message.tasks[middle:])]
-    if kind in (TasksFinished, TaskResults) and len(message.results) > 1:
-        middle = len(message.results) // 2
-        return [message._replace(results=message.results[:middle]), message._replace(results=message.results[middle:])]
     raise ProtocolError(
         f"one item of {kind.__name__} is over the {CONTROL_FRAME_BYTES} bytes of a frame; its large parts must be buffers"
     )

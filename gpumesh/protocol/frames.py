@@ -81,6 +81,7 @@ class FrameDecoder:
         "_end",
         "_chunk",
         "_chunk_filled",
+        "_chunk_transfer",
     )
 
     def __init__(
@@ -96,6 +97,7 @@ class FrameDecoder:
         self._end = 0
         self._chunk: Optional[memoryview] = None  # Where the rest of the current chunk goes.
         self._chunk_filled = 0
+        self._chunk_transfer = 0
 
     @property
     def buffered(self) -> int:
@@ -143,6 +145,11 @@ class FrameDecoder:
             return []
         self._end += count
         return [] if self._stepwise else self._parse()
+
+    def divert(self, transfer: int, target: Callable[[int], memoryview]) -> None:
+        """The rest of a chunk of this transfer that is coming in now, if one is, goes into as many other bytes."""
+        if self._chunk is not None and self._chunk_transfer == transfer:
+            self._chunk = target(len(self._chunk))
 
     def feed(self, data: Any) -> List[Frame]:
         """The same for bytes at hand; frames are returned with their own copy of the data."""
@@ -221,6 +228,7 @@ class FrameDecoder:
         if here < size:
             self._chunk = target
             self._chunk_filled = here
+            self._chunk_transfer = transfer
         return data + here
 
 
@@ -245,7 +253,7 @@ def encode_transferred(kind: int, transfer: int, body: bytes, buffers: int) -> b
     return HEADER.pack(TRANSFER_ID.size + len(body), kind, TRANSFERRED, buffers) + TRANSFER_ID.pack(transfer) + body
 
 
-def encode_chunk(transfer: int, index: int, offset: int, total: int, data: memoryview) -> List[Any]:
-    """One chunk as the buffers to write."""
-    head = HEADER.pack(CHUNK_HEADER.size + len(data), CHUNK, 0, 0) + CHUNK_HEADER.pack(transfer, index, offset, total)
-    return [head, data] if len(data) else [head]
+def encode_chunk(transfer: int, index: int, offset: int, total: int, data: Sequence[memoryview]) -> List[Any]:
+    """One chunk as the buffers to write; its data lies in several pieces, none of them empty."""
+    head = HEADER.pack(CHUNK_HEADER.size + sum(map(len, data)), CHUNK, 0, 0) + CHUNK_HEADER.pack(transfer, index, offset, total)
+    return [head, *data]

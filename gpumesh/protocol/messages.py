@@ -354,14 +354,17 @@ class FetchObject(NamedTuple):
 
 @message(0x69)
 class ObjectSent(NamedTuple):
-    """The answer to a FetchObject, right behind the last chunk."""
+    """The answer to a FetchObject, right behind the last chunk; to one that was cancelled too.
+
+    The receiver confirms it with a last TransferCredit, which makes the credit's sum the object's size.
+    """
 
     number: int
 
 
 @message(0x6A)
 class TransferCredit(NamedTuple):
-    """Receiver -> sender: so many more bytes of this transfer may leave."""
+    """Receiver -> sender: so many bytes of this transfer have come, and so many more may leave."""
 
     number: int
     nbytes: int

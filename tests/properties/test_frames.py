@@ -57,7 +57,7 @@ class Reader:
 
 def write(item: Tuple[Any, ...]) -> bytes:
     if item[0] == frames.CHUNK:
-        return b"".join(bytes(part) for part in frames.encode_chunk(*item[1:5], memoryview(item[5])))
+        return b"".join(bytes(part) for part in frames.encode_chunk(*item[1:5], [memoryview(item[5])]))
     kind, flags, buffers, data = item
     return frames.HEADER.pack(len(data), kind, flags, buffers) + data
 

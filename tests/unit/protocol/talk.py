@@ -78,4 +78,4 @@ def raw_frame(kind: int, body: bytes, *, flags: int = 0, buffers: int = 0) -> by
 
 
 def chunk(transfer: int, index: int, offset: int, total: int, data: bytes) -> bytes:
-    return b"".join(bytes(part) for part in frames.encode_chunk(transfer, index, offset, total, memoryview(data)))
+    return b"".join(bytes(part) for part in frames.encode_chunk(transfer, index, offset, total, [memoryview(data)]))

@@ -108,8 +108,8 @@ def test_a_value_nested_too_deeply_is_refused_at_the_sender() -> None:
 
 def test_an_unknown_tag_is_told_apart_from_an_error() -> None:
     with pytest.raises(codec.UnknownTag) as caught:
-        decode(frame(0x70, [1]))
-    assert caught.value.tag == 0x70
+        decode(frame(0x7E, [1]))
+    assert caught.value.tag == 0x7E
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_an_unknown_tag_is_told_apart_from_an_error() -> None:
         (frame(0x50, [1, "workers", []]), "Query holds a tuple where dict belongs"),
         (frame(0x21, [1, 2]), "DefineSpec holds a int where tuple belongs"),
         (frame(0x20, [1, msgpack.ExtType(1, b"\x01\x00")]), "a frame refers to buffers that it does not have"),
-        (frame(0x20, [b"", msgpack.ExtType(9, b"\x01\x00")]), "a frame refers to buffers that it does not have"),
+        (frame(0x20, [b"", msgpack.ExtType(9, b"\x01\x00")]), "a frame holds an unknown extension 9"),
         (frame(0x06, [1], flags=0x80), "a frame has the unknown flags 0x80"),
         (frame(0x06, [1], flags=0x01), "the end of a transfer has no buffers"),
         (frame(0x06, b"\x00\x00\x00", flags=0x01, buffers=1), "the end of a transfer has no transfer id"),

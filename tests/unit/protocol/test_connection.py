@@ -353,7 +353,7 @@ def test_each_state_of_the_handshake_takes_one_message_and_a_refusal(state: Stat
     [
         frame_of(Ping(1)),
         frame_of(SubmitTasks(1, [1], [b"evil"])),
-        raw_frame(0x70, b"\x90"),
+        raw_frame(0x7E, b"\x90"),
         raw_frame(0x01, b"\xc1"),
         raw_frame(0x02, b""),
         raw_frame(0x03, bytes(PREAUTH_FRAME_BYTES + 1))[:8],
@@ -519,7 +519,7 @@ def test_an_unknown_tag_is_answered_and_the_connection_goes_on() -> None:
 def test_the_buffers_of_an_unknown_message_are_forgotten() -> None:
     _, listener = open_pair()
     for transfer in range(module.MAX_OPEN_TRANSFERS + 10):
-        data = chunk(transfer, 0, 0, 3, b"abc") + frames.encode_transferred(0x70, transfer, b"\xc1", 1)
+        data = chunk(transfer, 0, 0, 3, b"abc") + frames.encode_transferred(0x7E, transfer, b"\xc1", 1)
         assert listener.receive_data(data, 0.0) == []
 
     assert listener._incoming == {}
