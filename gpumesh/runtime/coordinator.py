@@ -10,6 +10,7 @@ from collections import OrderedDict
 from typing import Any, Dict, List, Optional, Set, Tuple, Union
 
 from gpumesh.config import PENDING_HANDSHAKES
+from gpumesh.model.payloads import Bundle, Later
 from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, SEQUENCE_LIMIT, ClientNumber, WorkerId
 from gpumesh.model.outcomes import Status
 from gpumesh.model.resources import facts_from_wire
@@ -18,8 +19,10 @@ from gpumesh.protocol.connection import Closed, Connection, Established
 from gpumesh.protocol.messages import (
     Answer,
     CancelTasks,
+    DefineCode,
     DefineFunction,
     DefineSpec,
+    FreeObjects,
     MeshChanged,
     Query,
     RecallTasks,
@@ -34,14 +37,17 @@ from gpumesh.protocol.messages import (
     WorkerChanged,
     WorkerDraining,
 )
-from gpumesh.runtime import system
+from gpumesh.runtime import settings, system
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
 from gpumesh.runtime.link import PeerLink, Turn
+from gpumesh.runtime.object_service import ObjectService, awaited_tasks, mentioned
 from gpumesh.scheduler import actions as act
 from gpumesh.scheduler import events as ev
 from gpumesh.scheduler.cluster import Cluster
 
 logger = logging.getLogger("gpumesh.coordinator")
+
+_OK = int(Status.OK)
 
 TRIM_TASKS = 20_000  # After so many tasks have ended and none is left, memory goes back to the system.
 TRIM_SECONDS = 0.3  # When the last results have left.
@@ -73,9 +79,18 @@ _Peer = Union[_Worker, _Client]
 
 
 class Coordinator:
-    """One mesh. Every method runs on the loop's thread."""
+    """One mesh. Every method runs on the loop's thread.
 
-    def __init__(self, *, token: str, mesh: str = "") -> None:
+    Args:
+        token: What peers must know.
+        mesh: Its id; drawn if not given.
+        object_memory: Bytes of objects in this host's memory; as the environment says, or a part of RAM, if not given.
+        spill_dir: Where objects above that go.
+    """
+
+    def __init__(
+        self, *, token: str, mesh: str = "", object_memory: Optional[int] = None, spill_dir: Optional[str] = None
+    ) -> None:
         self.mesh = mesh or secrets.token_hex(8)
         self._token = token
         self._loop = asyncio.get_running_loop()
@@ -91,6 +106,15 @@ class Coordinator:
         self._payloads: Dict[int, Any] = {}  # task id -> arguments, until the task has ended.
         self._history: Dict[int, List[Dict[str, Any]]] = {}  # task id -> its failed attempts, while it is tried again.
         self._incoming: Any = ()  # The results being handled.
+        self._late: Dict[int, List[int]] = {}  # Task whose result is wanted -> tasks that have it among their arguments.
+        self._held: Dict[int, List[Tuple[WorkerId, Any]]] = {}  # Object that is arriving -> results that wait for it.
+        self._objects = ObjectService(
+            self._loop,
+            limit=settings.object_memory() if object_memory is None else object_memory,
+            spill_dir=spill_dir or settings.spill_dir(),
+            on_freed=self._on_objects_freed,
+            on_settled=self._on_object_settled,
+        )
         self._healthy = 0
         self._ended = 0
         self._is_trim_due = False
@@ -114,6 +138,7 @@ class Coordinator:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._objects.close()
         await asyncio.sleep(0)  # One turn of the loop: the goodbyes are written.
 
     async def drain(self) -> None:
@@ -226,11 +251,13 @@ class Coordinator:
             del self._workers[worker.ident]
             logger.info("worker %s (%s) left: %s", worker.ident, worker.label, reason)
             self._perform(self._cluster.handle(ev.WorkerLost(worker.ident, reason), self._loop.time()))
+            self._objects.peer_gone(worker.ident)
 
     def _lose_client(self, client: _Client) -> None:
         if self._clients.get(client.number) is client:
             del self._clients[client.number]
             self._perform(self._cluster.handle(ev.ClientLost(client.number), self._loop.time()))
+            self._objects.peer_gone(client.number)
             for digest in client.functions:
                 self._function_users[digest] -= 1
                 if not self._function_users[digest]:
@@ -254,7 +281,24 @@ class Coordinator:
                 self._refuse(client.link, "protocol", problem)
                 return
             self._payloads.update(zip(message.task_ids, message.payloads))
-            self._perform(self._cluster.handle(ev.TasksSubmitted(client.number, message.spec, message.task_ids), now))
+            ids = message.task_ids
+            dependents: List[Tuple[int, Tuple[int, ...]]] = []
+            for task_id, payload in zip(ids, message.payloads):
+                if type(payload) is not bytes:
+                    self._objects.task_arrived(task_id, payload)
+                    producers = awaited_tasks(payload)
+                    if producers:
+                        dependents.append((task_id, producers))
+            if dependents:
+                late = {task_id for task_id, _ in dependents}
+                ids = [task_id for task_id in ids if task_id not in late]
+            if ids:
+                self._perform(self._cluster.handle(ev.TasksSubmitted(client.number, message.spec, ids), now))
+            for task_id, producers in dependents:
+                for producer in producers:
+                    self._late.setdefault(producer, []).append(task_id)
+                event = ev.DependentSubmitted(client.number, message.spec, task_id, producers)
+                self._perform(self._cluster.handle(event, now))
         elif kind is CancelTasks:
             problem = _wrong_with_ids(message.task_ids, client.number)
             if problem:
@@ -262,22 +306,25 @@ class Coordinator:
                 return
             self._perform(self._cluster.handle(ev.CancelRequested(client.number, message.task_ids), now))
         elif kind is DefineFunction:
-            if message.digest not in client.functions:
-                client.functions.add(message.digest)
-                self._functions.setdefault(message.digest, message.body)
-                self._function_users[message.digest] = self._function_users.get(message.digest, 0) + 1
+            self._define(client, message.digest, message.body)
+        elif kind is DefineCode:
+            self._define(client, message.digest, message.archive)
         elif kind is DefineSpec:
             try:
                 spec = spec_from_wire(message.spec)
             except ValueError as error:
                 self._refuse(client.link, "protocol", str(error))
                 return
-            if spec.function not in client.functions:
+            if spec.function not in client.functions or (spec.code and spec.code not in client.functions):
                 self._refuse(client.link, "protocol", f"spec {message.number} refers to a function that was not defined")
                 return
             self._perform(self._cluster.handle(ev.SpecDefined(client.number, message.number, spec), now))
         elif kind is Query:
             self._answer(client, message)
+        elif self._objects.is_mine(kind):
+            problem = self._objects.handle(client.number, client.link, client.name, message)
+            if problem:
+                self._refuse(client.link, "protocol", problem)
         else:
             self._refuse(client.link, "protocol", f"a client does not send {kind.__name__}")
 
@@ -287,11 +334,12 @@ class Coordinator:
             if not _are_results(message.results):
                 self._refuse(worker.link, "protocol", "these are not results of tasks")
                 return
-            self._incoming = message.results
-            self._perform(self._cluster.handle(ev.AttemptsFinished(worker.ident, message.results), now))
-            self._incoming = ()
-            if self._drained is not None:
-                self._check_drained()
+            results = message.results
+            for result in results:
+                if type(result[3]) is not bytes and result[2] == _OK:
+                    results = self._hold_back(worker, results)
+                    break
+            self._on_results(worker, results, now)
         elif kind is TaskOutput:
             self._forward_output(message)
         elif kind is WorkerChanged:
@@ -304,8 +352,54 @@ class Coordinator:
         elif kind is WorkerDraining:
             logger.info("worker %s (%s) is leaving: %s", worker.ident, worker.label, message.reason)
             self._perform(self._cluster.handle(ev.WorkerDraining(worker.ident), now))
+        elif self._objects.is_mine(kind):
+            problem = self._objects.handle(worker.ident, worker.link, worker.label, message)
+            if problem:
+                self._refuse(worker.link, "protocol", problem)
         else:
             self._refuse(worker.link, "protocol", f"a worker does not send {kind.__name__}")
+
+    def _define(self, client: _Client, digest: bytes, body: Any) -> None:
+        if digest not in client.functions:
+            client.functions.add(digest)
+            self._functions.setdefault(digest, body)
+            self._function_users[digest] = self._function_users.get(digest, 0) + 1
+
+    def _on_results(self, worker: _Worker, results: Any, now: float) -> None:
+        self._incoming = results
+        self._perform(self._cluster.handle(ev.AttemptsFinished(worker.ident, results), now))
+        self._incoming = ()
+        for result in results:
+            if type(result[3]) is not bytes and result[2] == _OK:
+                self._objects.take_over(worker.ident, result[3])
+        if self._drained is not None:
+            self._check_drained()
+
+    def _hold_back(self, worker: _Worker, results: Any) -> List[Any]:
+        """A result counts when its value is here: those that are still on their way wait for that."""
+        here: List[Any] = []
+        for result in results:
+            oids = mentioned(result[3]) if result[2] == _OK else []
+            arriving = next((oid for oid in oids if self._objects.is_arriving(oid)), None)
+            if arriving is None:
+                here.append(result)
+            else:
+                self._held.setdefault(arriving, []).append((worker.ident, result))
+        return here
+
+    def _on_object_settled(self, oid: int, problem: Optional[str]) -> None:
+        for ident, result in self._held.pop(oid, ()):
+            worker = self._workers.get(ident)
+            if worker is None:
+                continue  # The scheduler has dealt with all that was there.
+            if problem is not None:
+                result = (*result[:2], int(Status.REFUSED), {"reason": problem}, result[4])
+            self._on_results(worker, self._hold_back(worker, [result]), self._loop.time())
+
+    def _on_objects_freed(self, ident: str, oids: List[int]) -> None:
+        worker = self._workers.get(WorkerId(ident))
+        if worker is not None:
+            worker.link.send(FreeObjects(oids))
 
     def _forward_output(self, output: TaskOutput) -> None:
         """To the task's owner; what an owner who does not keep up misses is told."""
@@ -324,6 +418,8 @@ class Coordinator:
     def _answer(self, client: _Client, query: Query) -> None:
         if query.what == "workers":
             client.link.send(Answer(query.number, self._cluster.snapshot(self._loop.time()), ""))
+        elif query.what == "objects":
+            client.link.send(Answer(query.number, {"objects": self._objects.views(), **self._objects.usage()}, ""))
         else:
             client.link.send(Answer(query.number, None, f"this coordinator knows nothing of {query.what!r}"))
 
@@ -348,7 +444,7 @@ class Coordinator:
                     client.link.send(TaskNotice(action.task_id, action.text))
             elif kind is act.Forget:
                 for task_id in action.task_ids:
-                    self._payloads.pop(task_id, None)
+                    self._forget(task_id)
                     self._history.pop(task_id, None)
             elif kind is act.WorkersChanged:
                 self._healthy = action.count
@@ -385,8 +481,17 @@ class Coordinator:
         payloads = self._payloads
         if self._history:
             action = action._replace(results=self._with_history(action))
+        if self._late:
+            for result in action.results:
+                if result[0] in self._late:
+                    self._supply(result[0], result[1], result[2])
+        has_holds = self._objects.directory.has_task_holds
         for result in action.results:
             payloads.pop(result[0], None)
+            if type(result[2]) is not bytes and result[1] == _OK and action.client in self._clients:
+                self._objects.grant_result(action.client, result[2])
+            if has_holds:
+                self._objects.task_ended(result[0])
         self._ended += len(action.results)
         client = self._clients.get(action.client)
         if client is not None:
@@ -394,8 +499,31 @@ class Coordinator:
         if not payloads:
             self._trim()
 
+    def _supply(self, producer: int, status: int, payload: Any) -> None:
+        """A result that others have among their arguments: it takes its places there."""
+        dependents = self._late.pop(producer)
+        if status != _OK:
+            return
+        value = payload[0] if isinstance(payload, tuple) else payload
+        for task_id in dependents:
+            call = self._payloads.get(task_id)
+            if call is None:
+                continue  # It has ended before.
+            inputs = [
+                (place, value if type(found) is Later and found.task_id == producer else found) for place, found in call[1]
+            ]
+            self._payloads[task_id] = Bundle(call[0], tuple(inputs), call[2])
+            self._objects.task_arrived(task_id, payload)
+
+    def _forget(self, task_id: int) -> None:
+        """A task has ended without a result."""
+        self._payloads.pop(task_id, None)
+        self._late.pop(task_id, None)
+        if self._objects.directory.has_task_holds:
+            self._objects.task_ended(task_id)
+
     def _fail(self, action: act.Fail) -> None:
-        self._payloads.pop(action.task_id, None)
+        self._forget(action.task_id)
         details = action.details
         history = self._history.pop(action.task_id, None)
         if history:
@@ -410,13 +538,19 @@ class Coordinator:
         spec = action.spec
         number = worker.specs.get(spec)
         if number is None:
+            if spec.code and spec.code not in worker.functions:
+                worker.functions.add(spec.code)
+                worker.link.send(DefineCode(spec.code, self._functions[spec.code]))
             if spec.function not in worker.functions:
                 worker.functions.add(spec.function)
                 worker.link.send(DefineFunction(spec.function, self._functions[spec.function]))
             number = worker.specs[spec] = len(worker.specs)
             worker.link.send(DefineSpec(number, spec))
         payloads = self._payloads
-        worker.link.send(RunTasks(number, [(task, attempt, payloads[task]) for task, attempt in action.tasks]))
+        tasks = [(task, attempt, payloads[task]) for task, attempt in action.tasks]
+        if self._objects.has_small:
+            tasks = [(task, attempt, self._objects.inline(payload)) for task, attempt, payload in tasks]
+        worker.link.send(RunTasks(number, tasks))
 
     def _trim(self) -> None:
         """After a burst: the tables' own memory, and what the C library keeps, go back to the system."""
@@ -431,6 +565,7 @@ class Coordinator:
         self._is_trim_due = False
         self._ended = 0
         self._payloads = {}
+        self._late = {}
         self._cluster.compact()
         for link in self._links:
             link.connection.renew_numbers()

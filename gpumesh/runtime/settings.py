@@ -12,7 +12,9 @@ import os
 import sys
 from typing import Mapping, Optional, Tuple
 
+from gpumesh.config import OBJECT_MEMORY_FRACTION
 from gpumesh.model.records import NamedTuple
+from gpumesh.model.resources import parse_bytes
 
 logger = logging.getLogger("gpumesh")
 
@@ -43,6 +45,29 @@ def read_environment(variables: Optional[Mapping[str, str]] = None) -> Environme
         text("GPUMESH_LOCAL").lower() not in _NO,
         0 if verbose in _NO else 2 if verbose in ("2", "3", "debug") else 1,
     )
+
+
+def object_memory() -> int:
+    """Bytes of objects that one host keeps in memory: GPUMESH_OBJECT_MEMORY ("4GB"), else a part of its RAM.
+
+    Raises:
+        ValueError: The variable is not a size.
+    """
+    text = os.environ.get("GPUMESH_OBJECT_MEMORY", "").strip()
+    if text:
+        return parse_bytes(text, what="GPUMESH_OBJECT_MEMORY")
+    try:
+        ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # Not on Windows.
+        import psutil
+
+        ram = int(psutil.virtual_memory().total)
+    return int(ram * OBJECT_MEMORY_FRACTION)
+
+
+def spill_dir() -> Optional[str]:
+    """Where objects above that go: GPUMESH_SPILL_DIR; None: the system's temporary folder."""
+    return os.environ.get("GPUMESH_SPILL_DIR", "").strip() or None
 
 
 def connection_file() -> str:

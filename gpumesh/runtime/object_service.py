@@ -1,0 +1,565 @@
+"""The coordinator's objects: the directory of all, the store of this host, and what peers ask of both. Opens no value.
+
+    client, runner ── CreateSegment, write, PutObject ──> store <── LocateObject, map ── client, runner     (same host)
+    client, worker ── PutObject ──> here ── FetchObject ──> there ══ chunks ══> store                        (other host)
+    client, worker ── FetchObject ──> here ══ chunks ══> there                                               (other host)
+
+Promises:
+
+1. What a peer asks about an object that is still arriving is answered when it is here, or when it is known never to be.
+2. A peer that is gone leaves nothing behind: its grants are void, what it was writing is discarded, and a segment that it may
+   still map is never used again.
+3. An object is announced as stored only when all of its bytes are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from gpumesh.config import FETCH_WINDOW_BYTES, INLINE_VALUE_BYTES
+from gpumesh.errors import ObjectStoreFullError
+from gpumesh.model.payloads import Bundle, Later, Stored, payload_bytes
+from gpumesh.protocol import messages as msg
+from gpumesh.runtime.link import PeerLink
+from gpumesh.scheduler.directory import Directory, Entry, ObjectState, PeerKey
+
+if TYPE_CHECKING:
+    from gpumesh.store.objects import ObjectStore
+
+logger = logging.getLogger("gpumesh.coordinator")
+
+FETCH_NUMBERS = 1 << 31  # A receiver's numbers have this bit, so that they are no message's.
+MAX_OID = 1 << 63
+
+OnArrival = Callable[[Optional[str]], None]
+"""Told why an object is lost, None when it is here."""
+
+
+class ObjectPeer:
+    """What one connected client or worker has to do with objects."""
+
+    __slots__ = ("key", "link", "name", "pins", "unsealed", "incoming", "outgoing", "next_number", "is_gone")
+
+    def __init__(self, key: PeerKey, link: PeerLink, name: str) -> None:
+        self.key = key
+        self.link = link
+        self.name = name  # For people.
+        self.pins: Dict[int, int] = {}  # Object -> how often it was told where it is.
+        self.unsealed: Dict[int, int] = {}  # Object that it writes into a segment -> its size.
+        self.incoming: Dict[int, int] = {}  # Fetch number -> object that it sends.
+        self.outgoing: Dict[int, int] = {}  # Its fetch number -> object that is sent to it, pinned meanwhile.
+        self.next_number = FETCH_NUMBERS
+        self.is_gone = False
+
+    def send(self, message: Any) -> None:
+        """If it is still there."""
+        if not self.is_gone:
+            self.link.send(message)
+
+
+class ObjectService:
+    """See the module's promises. Every method runs on the loop's thread.
+
+    Args:
+        limit: Bytes of objects in this host's memory.
+        spill_dir: Where what is above that goes; None: the system's temporary folder.
+        on_freed: Told the workers that have copies of objects that nobody refers to any more.
+        on_settled: An object that was arriving is stored (None) or lost (why).
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        limit: int,
+        spill_dir: Optional[str],
+        on_freed: Callable[[str, List[int]], None],
+        on_settled: Callable[[int, Optional[str]], None],
+    ) -> None:
+        self.directory = Directory()
+        self._loop = loop
+        self._limit = limit
+        self._spill_dir = spill_dir
+        self._on_freed = on_freed
+        self._on_settled = on_settled
+        self._store: Optional[ObjectStore] = None
+        self._data: Dict[int, Any] = {}  # Small objects: their payloads.
+        self._awaited: Dict[int, List[OnArrival]] = {}
+        self._peers: Dict[PeerKey, ObjectPeer] = {}
+        self._tainted: Dict[int, int] = {}  # Object -> pins of peers that are gone: may be mapped for ever.
+        self._timer: Optional[asyncio.TimerHandle] = None
+        self._timer_at = 0.0
+        self._handlers: Dict[type, Callable[[ObjectPeer, Any], str]] = {
+            msg.OpenStore: self._on_open,
+            msg.CreateSegment: self._on_create,
+            msg.PutObject: self._on_put,
+            msg.LocateObject: self._on_locate,
+            msg.FetchObject: self._on_fetch,
+            msg.ObjectSent: self._on_sent,
+            msg.ObjectAt: self._on_refused,
+            msg.CancelFetch: self._on_cancel,
+            msg.UnpinObjects: self._on_unpin,
+            msg.HoldRefs: self._on_hold,
+            msg.ReleaseRefs: self._on_release,
+            msg.DeleteObjects: self._on_delete,
+        }
+
+    # --- from the coordinator
+
+    def is_mine(self, kind: type) -> bool:
+        """Whether messages of this kind are handled here."""
+        return kind in self._handlers
+
+    def handle(self, key: PeerKey, link: PeerLink, name: str, message: Any) -> str:
+        """Take in a peer's message; what is wrong with it, "" if nothing."""
+        peer = self._peers.get(key)
+        if peer is None:
+            peer = self._peers[key] = ObjectPeer(key, link, name)
+            link.on_objects_sent = lambda numbers: self._after_sending(peer, numbers)
+        problem = self._handlers[type(message)](peer, message)
+        self._arm()
+        return problem
+
+    def task_arrived(self, task_id: int, payload: Any) -> None:
+        """A task was submitted whose payload is not plain bytes: it keeps what it mentions alive."""
+        oids = mentioned(payload)
+        if oids:
+            self.directory.hold_for_task(task_id, oids)
+
+    def task_ended(self, task_id: int) -> None:
+        """It needs nothing any more."""
+        self._free(self.directory.task_ended(task_id))
+
+    def grant_result(self, client: PeerKey, payload: Any) -> None:
+        """A result is about to be delivered: its consumer refers to what is in it from this moment."""
+        for oid in mentioned(payload):
+            self.directory.grant(client, oid)
+
+    def take_over(self, worker: PeerKey, payload: Any) -> None:
+        """A result has been dealt with: the worker that made it no longer refers to it."""
+        stored = payload[0] if isinstance(payload, tuple) else payload
+        if type(stored) is Stored:
+            self._free(self.directory.release(worker, [(stored.oid, 1)]))
+
+    def inline(self, payload: Any) -> Any:
+        """The payload with small objects put in place of their names, as far as they are here."""
+        if not self._data or not isinstance(payload, tuple):
+            return payload
+        inputs = []
+        changed = False
+        for place, value in payload[1]:
+            if type(value) is Stored and value.oid in self._data:
+                data = self._data[value.oid]
+                value = data[0] if isinstance(data, tuple) else data
+                changed = True
+            inputs.append((place, value))
+        return Bundle(payload[0], tuple(inputs), payload[2]) if changed else payload
+
+    @property
+    def has_small(self) -> bool:
+        """Whether `inline` may have something to do."""
+        return bool(self._data)
+
+    def is_arriving(self, oid: int) -> bool:
+        """Whether the object is declared and not here yet."""
+        entry = self.directory.get(oid)
+        return entry is not None and entry.state is ObjectState.DECLARED
+
+    def why_lost(self, oid: int) -> str:
+        """Why there is no such object; "" if there is one, or will be."""
+        entry = self.directory.get(oid)
+        if entry is None:
+            return f"lost: object {oid:#x} is gone: it was deleted, or nobody referred to it any more"
+        return entry.reason if entry.state is ObjectState.LOST else ""
+
+    def peer_gone(self, key: PeerKey) -> None:
+        """Its connection is over."""
+        peer = self._peers.pop(key, None)
+        if peer is not None:
+            peer.is_gone = True
+            self._abandon(peer)
+        self._free(self.directory.peer_gone(key))
+        self._arm()
+
+    def views(self) -> List[Dict[str, Any]]:
+        """One dict for each object: `id`, `bytes`, `owner`, `state`, `where`, `references`, `copies`, `pins`."""
+        places = {} if self._store is None else {row["oid"]: row for row in self._store.describe()}
+        rows: List[Dict[str, Any]] = []
+        for entry in self.directory:
+            place = places.get(entry.oid, {})
+            rows.append(
+                {
+                    "id": f"{entry.oid:016x}",
+                    "bytes": entry.nbytes,
+                    "owner": entry.owner,
+                    "state": entry.state.value,
+                    "where": "coordinator" if entry.oid in self._data else place.get("where", ""),
+                    "references": entry.references,
+                    "copies": list(entry.copies),
+                    "pins": place.get("pins", 0),
+                    "problem": entry.reason,
+                }
+            )
+        return rows
+
+    def usage(self) -> Dict[str, Any]:
+        """What the store of this host holds, and its limit."""
+        used = {} if self._store is None else self._store.usage()
+        folder = "" if self._store is None else self._store.folder.path
+        return {"limit": self._limit, "folder": folder, **used}
+
+    def close(self) -> None:
+        """Everything goes."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._store is not None:
+            self._store.close()
+
+    # --- the store
+
+    def _open(self) -> ObjectStore:
+        """The store of this host, made at its first use."""
+        if self._store is None:
+            from gpumesh.store.objects import ObjectStore
+
+            self._store = ObjectStore(
+                limit=self._limit,
+                spill_dir=self._spill_dir,
+                call_soon=self._call_soon,
+                now=self._loop.time,
+                on_gone=self._segments_gone,
+            )
+            self._store.set_holders(self._describe)
+        return self._store
+
+    def _call_soon(self, callback: Callable[[], None]) -> None:
+        def act() -> None:
+            callback()
+            self._arm()
+
+        try:
+            self._loop.call_soon_threadsafe(act)
+        except RuntimeError:
+            pass  # The loop has ended, and the store with it.
+
+    def _segments_gone(self, writer: str, names: List[str]) -> None:
+        for peer in self._peers.values():
+            if str(peer.key) == writer:
+                peer.send(msg.SegmentsGone(names))
+
+    def _describe(self, oid: int) -> str:
+        entry = self.directory.get(oid)
+        return "nobody knows" if entry is None else f"{entry.owner}, {entry.references} references"
+
+    def _arm(self) -> None:
+        deadline = None if self._store is None else self._store.next_deadline()
+        if deadline is None or (self._timer is not None and self._timer_at <= deadline):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._store is not None:
+            self._store.on_time(max(self._loop.time(), self._timer_at))
+            self._arm()
+
+    # --- objects come
+
+    def _on_open(self, peer: ObjectPeer, message: msg.OpenStore) -> str:
+        folder = self._open().folder
+        peer.send(msg.StoreOffer(folder.probe, folder.secret))
+        return ""
+
+    def _on_create(self, peer: ObjectPeer, message: msg.CreateSegment) -> str:
+        oid, number = message.oid, message.number
+        if not 0 <= oid < MAX_OID or not 0 < message.nbytes < MAX_OID:
+            return f"an object of {message.nbytes} bytes with the id {oid}"
+        store = self._open()
+        if oid in self.directory or store.contains(oid):
+            peer.send(msg.SegmentCreated(number, "", "full: an object of this id exists already"))
+            return ""
+        peer.unsealed[oid] = message.nbytes
+
+        def then(path: Optional[str], error: Optional[Exception]) -> None:
+            if peer.is_gone or path is None:
+                peer.unsealed.pop(oid, None)
+                if path is not None:
+                    store.discard(oid)
+            peer.send(msg.SegmentCreated(number, path or "", "" if error is None else f"full: {error}"))
+
+        store.create(oid, message.nbytes, writer=str(peer.key), then=then)
+        return ""
+
+    def _on_put(self, peer: ObjectPeer, message: msg.PutObject) -> str:
+        oid = message.oid
+        if not 0 <= oid < MAX_OID or not 0 <= message.nbytes < MAX_OID or any(type(ref) is not int for ref in message.refs):
+            return f"an object of {message.nbytes} bytes with the id {oid}"
+        if oid in self.directory:
+            self.directory.grant(peer.key, oid)  # Told a second time, after a reconnect.
+            if message.segment == "" and message.data is None:
+                self._when_here(oid, lambda problem: peer.send(msg.ObjectStored(oid, problem or "")))
+            return ""
+        if message.data is not None:
+            if payload_bytes(message.data) > 2 * INLINE_VALUE_BYTES:
+                return f"{payload_bytes(message.data)} bytes beside the message PutObject"
+            self._data[oid] = message.data
+            self._declare(peer, message)
+            self._settle(oid, None)
+        elif message.segment:
+            nbytes = peer.unsealed.pop(oid, None)
+            if nbytes != message.nbytes or not self._open().is_segment_of(oid, message.segment):
+                return f"the segment {message.segment[:80]!r} was not made for object {oid:#x}"
+            self._declare(peer, message)
+            self._open().seal(oid)
+            self._settle(oid, None)
+        else:
+            self._declare(peer, message)
+            self._receive(peer, oid, message.nbytes)
+        return ""
+
+    def _declare(self, peer: ObjectPeer, message: msg.PutObject) -> None:
+        self.directory.declare(message.oid, message.nbytes, peer=peer.key, owner=peer.name, refs=message.refs)
+
+    def _receive(self, peer: ObjectPeer, oid: int, nbytes: int) -> None:
+        """Make room for an object and fetch it from whoever has it."""
+        store = self._open()
+
+        def then(path: Optional[str], error: Optional[Exception]) -> None:
+            if path is None:
+                self._settle(oid, f"full: {error}")
+                peer.send(msg.ObjectStored(oid, f"full: {error}"))
+            elif peer.is_gone or not self.is_arriving(oid):
+                store.discard(oid)
+            else:
+                number = peer.next_number
+                peer.next_number = FETCH_NUMBERS | (number + 1)
+                peer.incoming[number] = oid
+                peer.link.connection.receive_into(number, store.writable_view(oid))
+                peer.send(msg.FetchObject(number, oid, FETCH_WINDOW_BYTES))
+
+        store.create(oid, nbytes, writer="", then=then)
+
+    def _on_sent(self, peer: ObjectPeer, message: msg.ObjectSent) -> str:
+        oid = peer.incoming.pop(message.number, None)
+        if oid is None:
+            return f"an object of the unknown number {message.number:#x} has come"
+        store = self._open()
+        store.release_view(oid)
+        if oid not in self.directory:
+            store.discard(oid)
+            return ""
+        store.seal(oid)
+        self._settle(oid, None)
+        peer.send(msg.ObjectStored(oid, ""))
+        return ""
+
+    def _on_refused(self, peer: ObjectPeer, message: msg.ObjectAt) -> str:
+        """The answer to a fetch that there is nothing to fetch."""
+        oid = peer.incoming.pop(message.number, None)
+        if oid is None:
+            return ""
+        peer.link.connection.forget_transfer(message.number)
+        self._open().release_view(oid)
+        self._open().discard(oid)
+        self._settle(oid, message.error or "lost: its maker no longer has it")
+        return ""
+
+    def _settle(self, oid: int, problem: Optional[str]) -> None:
+        """An object is here, or will never be: tell whoever waits."""
+        if problem is None:
+            self.directory.arrived(oid)
+        else:
+            self.directory.lost(oid, problem)
+        for tell in self._awaited.pop(oid, ()):
+            tell(problem)
+        self._on_settled(oid, problem)
+
+    def _when_here(self, oid: int, tell: OnArrival) -> None:
+        entry = self.directory.get(oid)
+        if entry is not None and entry.state is ObjectState.DECLARED:
+            self._awaited.setdefault(oid, []).append(tell)
+        else:
+            tell(self.why_lost(oid) or None)
+
+    # --- objects go
+
+    def _on_locate(self, peer: ObjectPeer, message: msg.LocateObject) -> str:
+        oid, number = message.oid, message.number
+        self._when_here(oid, lambda problem: self._tell_where(peer, number, oid, problem))
+        return ""
+
+    def _tell_where(self, peer: ObjectPeer, number: int, oid: int, problem: Optional[str]) -> None:
+        if peer.is_gone:
+            return
+        if not self._tell_shortly(peer, number, oid, problem):
+            entry = self.directory.get(oid)
+            assert entry is not None, oid
+            nbytes = entry.nbytes
+
+            def then(path: Optional[str], error: Optional[Exception]) -> None:
+                if path is not None and peer.is_gone:
+                    self._open().unpin(oid)
+                elif path is not None:
+                    peer.pins[oid] = peer.pins.get(oid, 0) + 1
+                    peer.send(msg.ObjectAt(number, oid, path, nbytes, None, ""))
+                else:
+                    peer.send(msg.ObjectAt(number, oid, "", 0, None, _words(error)))
+
+            self._open().pin(oid, then)
+
+    def _tell_shortly(self, peer: ObjectPeer, number: int, oid: int, problem: Optional[str]) -> bool:
+        """Answer if there is nothing to map and nothing to send."""
+        if problem is not None:
+            peer.send(msg.ObjectAt(number, oid, "", 0, None, problem))
+            return True
+        data = self._data.get(oid)
+        if data is not None:
+            peer.send(msg.ObjectAt(number, oid, "", 0, data, ""))
+            return True
+        return False
+
+    def _on_fetch(self, peer: ObjectPeer, message: msg.FetchObject) -> str:
+        oid, number, window = message.oid, message.number, message.window
+        if number < FETCH_NUMBERS or number in peer.outgoing:
+            return f"a fetch with the number {number}"
+        self._when_here(oid, lambda problem: self._send_object(peer, number, oid, window, problem))
+        return ""
+
+    def _send_object(self, peer: ObjectPeer, number: int, oid: int, window: int, problem: Optional[str]) -> None:
+        if peer.is_gone or self._tell_shortly(peer, number, oid, problem):
+            return
+        store = self._open()
+        peer.outgoing[number] = oid
+
+        def then(path: Optional[str], error: Optional[Exception]) -> None:
+            if path is None:
+                peer.outgoing.pop(number, None)
+                peer.send(msg.ObjectAt(number, oid, "", 0, None, _words(error)))
+            elif peer.is_gone or number not in peer.outgoing:
+                store.unpin(oid)
+            else:
+                if isinstance(peer.key, str):
+                    self.directory.copied(oid, peer.key)
+                peer.link.connection.send_object(number, [store.view(oid)], window)
+                peer.link.flush_soon()
+
+        store.pin(oid, then)
+
+    def _after_sending(self, peer: ObjectPeer, numbers: Sequence[int]) -> None:
+        """All bytes of these have been handed to the socket."""
+        for number in numbers:
+            oid = peer.outgoing.pop(number, None)
+            if oid is not None and self._store is not None:
+                self._store.release_view(oid)
+                self._store.unpin(oid)
+        self._arm()
+
+    def _on_cancel(self, peer: ObjectPeer, message: msg.CancelFetch) -> str:
+        peer.link.connection.stop_sending(message.number)
+        self._after_sending(peer, [message.number])
+        return ""
+
+    def _on_unpin(self, peer: ObjectPeer, message: msg.UnpinObjects) -> str:
+        for oid, count in message.objects:
+            held = peer.pins.get(oid, 0)
+            count = min(count, held)
+            if count <= 0:
+                continue
+            if held == count:
+                del peer.pins[oid]
+            else:
+                peer.pins[oid] = held - count
+            self._open().unpin(oid, count)
+        return ""
+
+    # --- references
+
+    def _on_hold(self, peer: ObjectPeer, message: msg.HoldRefs) -> str:
+        for oid in message.oids:
+            self.directory.grant(peer.key, oid)
+        return ""
+
+    def _on_release(self, peer: ObjectPeer, message: msg.ReleaseRefs) -> str:
+        self._free(self.directory.release(peer.key, message.objects))
+        return ""
+
+    def _on_delete(self, peer: ObjectPeer, message: msg.DeleteObjects) -> str:
+        for oid in message.oids:
+            self._free(self.directory.delete(oid))
+        return ""
+
+    def _free(self, entries: List[Entry]) -> None:
+        copies: Dict[str, List[int]] = {}
+        for entry in entries:
+            oid = entry.oid
+            for tell in self._awaited.pop(oid, ()):
+                tell(self.why_lost(oid))
+            for worker in entry.copies:
+                copies.setdefault(worker, []).append(oid)
+            if self._data.pop(oid, None) is not None or self._store is None:
+                continue
+            if self._store.contains(oid) and entry.state is ObjectState.STORED:
+                pins = self._tainted.pop(oid, 0)
+                self._store.discard(oid, recycle=not pins)
+                if pins:
+                    self._store.unpin(oid, pins)
+        for worker, oids in copies.items():
+            self._on_freed(worker, oids)
+
+    def _abandon(self, peer: ObjectPeer) -> None:
+        """Everything that this peer was in the middle of."""
+        store = self._store
+        if store is None:
+            return
+        for number, oid in peer.incoming.items():
+            peer.link.connection.forget_transfer(number)
+            store.release_view(oid)
+            store.discard(oid)
+            self._settle(oid, f"lost: {peer.name} left before all of object {oid:#x} had come")
+        for oid in peer.outgoing.values():
+            store.release_view(oid)
+            store.unpin(oid)
+        for oid in peer.unsealed:
+            if store.contains(oid):
+                store.discard(oid, recycle=False)
+        for oid, count in peer.pins.items():
+            self._tainted[oid] = self._tainted.get(oid, 0) + count
+            if oid not in self.directory:
+                self._tainted.pop(oid)
+                store.discard(oid, recycle=False)
+                store.unpin(oid, count)
+        peer.incoming.clear()
+        peer.outgoing.clear()
+        peer.unsealed.clear()
+        peer.pins.clear()
+
+
+def mentioned(payload: Any) -> List[int]:
+    """The objects in a payload, each as often as it is mentioned."""
+    if type(payload) is Stored:
+        return [payload.oid]
+    if not isinstance(payload, tuple):
+        return []
+    oids = list(payload[2])
+    if type(payload[0]) is Stored:
+        oids.append(payload[0].oid)
+    oids.extend(value.oid for _, value in payload[1] if type(value) is Stored)
+    return oids
+
+
+def awaited_tasks(payload: Any) -> Tuple[int, ...]:
+    """The tasks whose results a call is waiting for."""
+    if not isinstance(payload, tuple):
+        return ()
+    return tuple(value.task_id for _, value in payload[1] if type(value) is Later)
+
+
+def _words(error: Optional[Exception]) -> str:
+    kind = "full" if isinstance(error, ObjectStoreFullError) else "lost"
+    return f"{kind}: {error}"
