@@ -10,9 +10,9 @@ from collections import OrderedDict
 from typing import Any, Dict, List, Optional, Set, Tuple, Union
 
 from gpumesh.config import PENDING_HANDSHAKES
-from gpumesh.model.payloads import Bundle, Later
 from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, SEQUENCE_LIMIT, ClientNumber, WorkerId
 from gpumesh.model.outcomes import Status
+from gpumesh.model.payloads import Bundle, Later
 from gpumesh.model.resources import facts_from_wire
 from gpumesh.model.tasks import spec_from_wire
 from gpumesh.protocol.connection import Closed, Connection, Established
