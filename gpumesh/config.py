@@ -63,12 +63,18 @@ REVOKE_SETTLE_SECONDS = 0.01  # After raising the revoke mark; far above any sto
 RESULT_FLUSH_SECONDS = 0.0005  # A runner holds finished results of short tasks this long at most.
 CANCEL_GRACE_SECONDS = 1.0  # From the interrupt to the kill.
 DRAIN_SECONDS = 30.0
+KIND_PATIENCE_SECONDS = 1.0  # How long tasks that fit the runners that are here may overtake one that needs another kind.
 RUNNER_START_SECONDS = 60.0
 RUNNER_RESTART_DELAYS_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 STDERR_TAIL_BYTES = 4 * KIB
 STDERR_TAIL_LINES = 20
 OUTPUT_READ_BYTES = 64 * KIB
 ORPHAN_SECONDS = 5.0
+
+# --- environments
+ENVIRONMENT_BUILD_SECONDS = 900.0  # One that takes longer to install than that hangs, or is better prepared by hand.
+ENVIRONMENT_RETRY_SECONDS = 60.0  # Tasks that come this soon after a failed build fail with its error; later ones try again.
+ENVIRONMENT_IDLE_SECONDS = 300.0  # Without tasks, before an environment's processes end; the environment itself stays on disk.
 
 # --- streams
 STREAM_WINDOW_ITEMS = 8192  # Items read from an input ahead of the results taken from the stream.

@@ -12,6 +12,9 @@ Promises:
 4. A runner gets more than one task at once only while the tasks of that function have been short, and gives back what it has not
    started when one of them turns out long.
 5. Only the task that was executing when a process died is CRASHED.
+6. A task runs only in a process of its kind: so many threads, that environment. Runners of the wrong kind make way for it, at most
+   one for each task that waits for its kind, and until they have, what fits them may overtake it for `KIND_PATIENCE_SECONDS` only.
+7. An environment whose runners do not start fails its own tasks; only the worker's own runners decide whether it is healthy.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from gpumesh.config import (
     FEED_ONE_AHEAD_SECONDS,
     FEED_SECONDS,
     FEED_STUCK_SECONDS,
+    KIND_PATIENCE_SECONDS,
     RESULT_FLUSH_SECONDS,
     REVOKE_SETTLE_SECONDS,
     RUNNER_RESTART_DELAYS_SECONDS,
@@ -43,16 +47,26 @@ _CRASHED = int(Status.CRASHED)
 MEAN_WEIGHT = 0.3  # Of the newest batch in the decayed mean of run times.
 LONG_FOR_ITS_KIND = 3.0  # Means: a task that runs longer is not like the others of its function.
 LATE_RESULT_SECONDS = 4 * RESULT_FLUSH_SECONDS  # A finished result that has not come by then is asked for.
+OWN_ENVIRONMENT = 0  # The worker's own interpreter and packages.
+ENVIRONMENT_START_TRIES = 2  # Of runners in a row; one may be the victim of something else.
+
+
+class Kind(NamedTuple):
+    """What two runners must have in common to be interchangeable."""
+
+    threads: int  # For numeric libraries.
+    environment: int  # The shell's number of it.
 
 
 # --- actions
 
 
 class StartRunner(NamedTuple):
-    """Start a process with this number of threads for numeric libraries."""
+    """Start a process with this number of threads for numeric libraries, in this environment."""
 
     runner: int
     threads: int
+    environment: int
 
 
 class Feed(NamedTuple):
@@ -107,6 +121,14 @@ class Health(NamedTuple):
     problem: str
 
 
+class FailEnvironment(NamedTuple):
+    """Processes of this environment do not start: its tasks, (task id, attempt), end with an error that says so."""
+
+    environment: int
+    tasks: List[Tuple[int, int]]
+    details: Dict[str, Any]
+
+
 class RunnerState(enum.Enum):
     """STARTING -> READY <-> BUSY -> (gone); ENDING: killed on purpose, gone soon; RESERVED: its slot serves a wide task."""
 
@@ -131,24 +153,24 @@ class Task(NamedTuple):
 class SpecFacts:
     """What the brain knows of one spec."""
 
-    __slots__ = ("timeout", "width", "threads", "mean")
+    __slots__ = ("timeout", "width", "kind", "mean")
 
-    def __init__(self, timeout: float, width: int, threads: int) -> None:
+    def __init__(self, timeout: float, width: int, kind: Kind) -> None:
         self.timeout = timeout
         self.width = width  # Slots that one task takes.
-        self.threads = threads  # Threads its process should have.
+        self.kind = kind  # Of the process that it needs.
         self.mean: Optional[float] = None  # Seconds, decayed.
 
 
 class Runner:
     """One process."""
 
-    __slots__ = ("ident", "threads", "state", "fed", "first", "since", "revoked", "revoked_at", "interrupted", "kill_at", "reason",
-                 "check_at", "reserved", "next_threads")  # fmt: skip
+    __slots__ = ("ident", "kind", "state", "fed", "first", "since", "revoked", "revoked_at", "interrupted", "kill_at", "reason",
+                 "check_at", "reserved", "next_kind")  # fmt: skip
 
-    def __init__(self, ident: int, threads: int, now: float) -> None:
+    def __init__(self, ident: int, kind: Kind, now: float) -> None:
         self.ident = ident
-        self.threads = threads
+        self.kind = kind
         self.state = RunnerState.STARTING
         self.fed: Deque[Optional[Task]] = (
             deque()
@@ -162,7 +184,7 @@ class Runner:
         self.reason = 0  # Status that the interrupted task ends with.
         self.check_at = now + RUNNER_START_SECONDS
         self.reserved: List[int] = []  # Runners whose slots this one's wide task uses.
-        self.next_threads = threads  # Of the process that follows this one.
+        self.next_kind = kind  # Of the process that follows this one.
 
 
 class LocalPool:
@@ -170,13 +192,17 @@ class LocalPool:
 
     def __init__(self, *, slots: int, threads: int) -> None:
         self.slots = slots
-        self.threads = threads  # Per slot.
+        self.plain = Kind(threads, OWN_ENVIRONMENT)  # What most tasks need; `threads` are per slot.
         self._specs: Dict[int, SpecFacts] = {}
         self._queue: Deque[Task] = deque()
         self._runners: Dict[int, Runner] = {}
         self._next_runner = 1
-        self._starts: List[Tuple[float, int]] = []  # Heap of (when, threads).
+        self._starts: List[Tuple[float, Kind]] = []  # Heap.
         self._failures = 0  # Starts in a row that came to nothing.
+        self._environment_failures: Dict[int, int] = {}  # The same of each environment.
+        self._has_environments = False  # Some spec has one.
+        self._passed: Optional[Task] = None  # The head of the queue, while others overtake it ...
+        self._passed_since = 0.0  # ... from this moment on.
         self._problem = ""
         self._unwanted: Dict[int, int] = {}  # task id -> attempt: recalled while fed but not known to have started.
         self._draining = False
@@ -218,11 +244,12 @@ class LocalPool:
 
     def start(self, now: float) -> List[Any]:
         """Bring up a runner for each slot."""
-        return [self._new_runner(self.threads, now) for _ in range(self.slots)]
+        return [self._new_runner(self.plain, now) for _ in range(self.slots)]
 
-    def on_spec(self, number: int, *, timeout: float, width: int, threads: int) -> None:
+    def on_spec(self, number: int, *, timeout: float, width: int, threads: int, environment: int = OWN_ENVIRONMENT) -> None:
         """A spec's number is defined."""
-        self._specs[number] = SpecFacts(timeout, max(1, min(width, self.slots)), threads)
+        self._has_environments = self._has_environments or environment != OWN_ENVIRONMENT
+        self._specs[number] = SpecFacts(timeout, max(1, min(width, self.slots)), Kind(threads, environment))
 
     def on_arrived(self, spec: int, tasks: Iterable[Tuple[int, int, Any]], now: float) -> List[Any]:
         """Attempts arrived, to be run in this order."""
@@ -241,6 +268,11 @@ class LocalPool:
             return actions
         runner.state = RunnerState.READY
         runner.check_at = 0.0
+        runner.since = now
+        if runner.kind.environment != OWN_ENVIRONMENT:
+            self._environment_failures.pop(runner.kind.environment, None)
+            self._feed_all(actions, now)
+            return actions
         self._failures = 0
         if self._problem:
             self._problem = ""
@@ -321,7 +353,7 @@ class LocalPool:
         if runner.state is RunnerState.STARTING:
             self._start_failed(runner, details, actions, now)
         elif not (self._draining and self.is_idle):
-            actions.append(self._new_runner(runner.next_threads, now))
+            actions.append(self._new_runner(runner.next_kind, now))
         self._feed_all(actions, now)
         return actions
 
@@ -363,6 +395,14 @@ class LocalPool:
                 actions.append(Kill(runner.ident))
         return actions
 
+    def retire(self, environment: int) -> List[Any]:
+        """Nothing has run in this environment for long: its idle runners make way for plain ones."""
+        actions: List[Any] = []
+        for runner in self._runners.values():
+            if runner.kind.environment == environment and runner.state is RunnerState.READY:
+                self._replace(runner, self.plain, actions)
+        return actions
+
     def drain(self) -> List[Any]:
         """Take nothing new, give back what has not been fed; what runs goes on."""
         self._draining = True
@@ -376,8 +416,8 @@ class LocalPool:
         """Starts that are due, runners to look at, interrupts that did not help."""
         actions: List[Any] = []
         while self._starts and self._starts[0][0] <= now:
-            _, threads = heapq.heappop(self._starts)
-            actions.append(self._new_runner(threads, now))
+            _, kind = heapq.heappop(self._starts)
+            actions.append(self._new_runner(kind, now))
         while self._timers and self._timers[0][0] <= now:
             when, ident = heapq.heappop(self._timers)
             runner = self._runners.get(ident)
@@ -398,10 +438,14 @@ class LocalPool:
             return
         ready = [runner for runner in self._runners.values() if runner.state is RunnerState.READY]
         if ready:
+            if self._has_environments:
+                kind = self._specs[queue[0].spec].kind
+                ready.sort(key=lambda runner: (runner.kind != kind, runner.since))  # Whoever is idle longest makes way.
             for runner in ready:
                 if not queue:
                     break
-                self._feed(runner, actions, now, share=len(ready))
+                if runner.state is RunnerState.READY:  # Not reserved for a wide task meanwhile.
+                    self._feed(runner, actions, now, share=len(ready))
         if queue:
             for runner in self._runners.values():
                 if runner.state is RunnerState.BUSY and queue:
@@ -415,12 +459,19 @@ class LocalPool:
         spec = queue[0].spec
         facts = self._specs[spec]
         fed = runner.fed
-        if facts.width > 1 or facts.threads != runner.threads:
-            self._feed_wide(runner, facts, actions, now)
-            return
+        place = 0
+        if facts.width > 1 or facts.kind != runner.kind:
+            place = self._overtaker(runner, facts, now)
+            if not place:
+                self._feed_odd(runner, facts, actions, now)
+                return
+            spec = queue[place].spec
+            facts = self._specs[spec]
         allowed = _allowance(facts)
         if fed and (len(fed) * 2 > allowed or allowed == 1):
             return
+        if place:
+            self._overtake(place, now)
         count = min(allowed - len(fed), max(1, len(queue) // share))
         tasks: List[Tuple[int, int]] = []
         while queue and len(tasks) < count:
@@ -436,18 +487,60 @@ class LocalPool:
         actions.append(Feed(runner.ident, spec, tasks))
         self._arm(runner, facts, now)
 
-    def _feed_wide(self, runner: Runner, facts: SpecFacts, actions: List[Any], now: float) -> None:
-        """The next task takes several slots, or a process with another number of threads."""
-        runners = self._runners.values()
-        if runner.fed or any(other.next_threads == facts.threads and other.state in _COMING for other in runners):
+    def _overtaker(self, runner: Runner, facts: SpecFacts, now: float) -> int:
+        """The next task needs a process of another kind than this one: place of the first that fits this one, 0 if there is none.
+
+        Otherwise two kinds on few slots would have a process killed and started for nearly every task.
+        """
+        if facts.width > 1 or not self._has_environments:
+            return 0
+        is_late = self._passed is self._queue[0] and now - self._passed_since > KIND_PATIENCE_SECONDS
+        if is_late and self._is_wanted(facts):
+            return 0
+        specs = self._specs
+        for place, task in enumerate(self._queue):
+            facts = specs[task.spec]
+            if facts.kind == runner.kind and facts.width == 1:
+                return place
+        return 0
+
+    def _overtake(self, place: int, now: float) -> None:
+        """Bring a task to the front, to be fed at once."""
+        queue = self._queue
+        if self._passed is not queue[0]:
+            self._passed = queue[0]
+            self._passed_since = now
+        task = queue[place]
+        del queue[place]
+        queue.appendleft(task)
+
+    def _replace(self, runner: Runner, kind: Kind, actions: List[Any]) -> None:
+        """An idle runner makes way for one of another kind."""
+        runner.state = RunnerState.ENDING
+        runner.next_kind = kind
+        actions.append(Kill(runner.ident))
+
+    def _is_wanted(self, facts: SpecFacts) -> bool:
+        """Whether more runners of the next task's kind should come than are on their way."""
+        coming = sum(other.next_kind == facts.kind and other.state in _COMING for other in self._runners.values())
+        coming += sum(kind == facts.kind for _, kind in self._starts)
+        if not coming or facts.width > 1:
+            return not coming
+        for task in self._queue:
+            coming -= self._specs[task.spec].kind == facts.kind
+            if coming < 0:
+                return True
+        return False
+
+    def _feed_odd(self, runner: Runner, facts: SpecFacts, actions: List[Any], now: float) -> None:
+        """The next task takes several slots, or a process of another kind."""
+        if runner.fed or not self._is_wanted(facts):
             return
-        idle = [other for other in runners if other.state is RunnerState.READY]
+        idle = [other for other in self._runners.values() if other.state is RunnerState.READY]
         if len(idle) < facts.width:
             return  # The slots that are free wait for it: the queue keeps its order, so it cannot starve.
-        if runner.threads != facts.threads:
-            runner.state = RunnerState.ENDING
-            runner.next_threads = facts.threads
-            actions.append(Kill(runner.ident))
+        if runner.kind != facts.kind:
+            self._replace(runner, facts.kind, actions)
             return
         for other in idle:
             if other is not runner and len(runner.reserved) < facts.width - 1:
@@ -647,17 +740,26 @@ class LocalPool:
         if report:
             actions.append(Report(report))
 
-    def _new_runner(self, threads: int, now: float) -> StartRunner:
-        runner = Runner(self._next_runner, threads, now)
+    def _new_runner(self, kind: Kind, now: float) -> StartRunner:
+        runner = Runner(self._next_runner, kind, now)
         self._next_runner += 1
         self._runners[runner.ident] = runner
         self._check_at(runner, runner.check_at)
-        return StartRunner(runner.ident, threads)
+        return StartRunner(runner.ident, kind.threads, kind.environment)
 
     def _start_failed(self, runner: Runner, details: Dict[str, Any], actions: List[Any], now: float) -> None:
         delays = RUNNER_RESTART_DELAYS_SECONDS
+        environment = runner.kind.environment
+        if environment != OWN_ENVIRONMENT:
+            failures = self._environment_failures[environment] = self._environment_failures.get(environment, 0) + 1
+            if failures < ENVIRONMENT_START_TRIES:
+                heapq.heappush(self._starts, (now + delays[failures], runner.kind))
+            else:
+                self._fail_environment(environment, details, actions)
+                actions.append(self._new_runner(self.plain, now))
+            return
         self._failures += 1
-        heapq.heappush(self._starts, (now + delays[min(self._failures, len(delays) - 1)], runner.threads))
+        heapq.heappush(self._starts, (now + delays[min(self._failures, len(delays) - 1)], runner.kind))
         if not any(runner.state is not RunnerState.STARTING for runner in self._runners.values()):
             lines = str(details.get("stderr", "")).strip().splitlines()[-3:]
             why = " | ".join(lines) or str(details.get("reason", "")) or f"exit code {details.get('exit')}"
@@ -665,6 +767,21 @@ class LocalPool:
             if problem != self._problem:
                 self._problem = problem
                 actions.append(Health(problem))
+
+    def _fail_environment(self, environment: int, details: Dict[str, Any], actions: List[Any]) -> None:
+        keep: Deque[Task] = deque()
+        failed: List[Tuple[int, int]] = []
+        for task in self._queue:
+            if self._specs[task.spec].kind.environment == environment:
+                failed.append((task.task_id, task.attempt))
+            else:
+                keep.append(task)
+        self._queue = keep
+        for index, (when, kind) in enumerate(self._starts):
+            if kind.environment == environment:
+                self._starts[index] = (when, self.plain)
+        heapq.heapify(self._starts)
+        actions.append(FailEnvironment(environment, failed, dict(details)))
 
 
 def _allowance(facts: SpecFacts) -> int:

@@ -14,13 +14,15 @@ from gpumesh.model.outcomes import Status
 from gpumesh.scheduler import local
 
 ABANDONED = -1  # In place of a status.
+FAILED = -2  # With its environment.
+KINDS = {0: (2, 0), 1: (2, 0), 2: (4, 0), 3: (2, 1), 4: (2, 2), 5: (4, 1)}  # Spec: threads and environment of its process.
 
 
 class ModelRunner:
     """A process: its inbox, its page, results it has not sent, results on the way."""
 
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
+    def __init__(self, threads: int, environment: int) -> None:
+        self.kind = (threads, environment)
         self.up = False
         self.inbox: Deque[Tuple[int, int, int]] = deque()
         self.started = self.finished = self.sent = 0
@@ -36,8 +38,8 @@ class ModelRunner:
 class LocalPoolMachine(RuleBasedStateMachine):
     """Drives the pool; every arrived attempt must be reported exactly once and never execute twice here."""
 
-    @initialize(slots=st.integers(1, 3))
-    def begin(self, slots: int) -> None:
+    @initialize(slots=st.integers(1, 3), environments=st.booleans())
+    def begin(self, slots: int, environments: bool) -> None:
         self.now = 100.0
         self.pool = local.LocalPool(slots=slots, threads=2)
         self.slots = slots
@@ -50,17 +52,23 @@ class LocalPoolMachine(RuleBasedStateMachine):
         self.pool.on_spec(0, timeout=0.0, width=1, threads=2)
         self.pool.on_spec(1, timeout=5.0, width=1, threads=2)
         self.pool.on_spec(2, timeout=0.0, width=slots, threads=4)
+        self.has_environments = environments
+        if environments:
+            self.pool.on_spec(3, timeout=0.0, width=1, threads=2, environment=1)
+            self.pool.on_spec(4, timeout=5.0, width=1, threads=2, environment=2)
+            self.pool.on_spec(5, timeout=0.0, width=slots, threads=4, environment=1)
         self.perform(self.pool.start(self.now))
 
     def perform(self, actions: List[Any]) -> None:
         for action in actions:
             if isinstance(action, local.StartRunner):
                 assert action.runner not in self.runners
-                self.runners[action.runner] = ModelRunner(action.threads)
+                self.runners[action.runner] = ModelRunner(action.threads, action.environment)
             elif isinstance(action, local.Feed):
                 runner = self.runners[action.runner]
                 assert runner.up
                 assert action.tasks
+                assert runner.kind == KINDS[action.spec]
                 for task_id, attempt in action.tasks:
                     runner.inbox.append((task_id, attempt, action.spec))
             elif isinstance(action, local.Report):
@@ -68,6 +76,12 @@ class LocalPoolMachine(RuleBasedStateMachine):
                     assert self.arrived[task_id] == attempt
                     assert task_id not in self.reports, f"task {task_id} reported twice"
                     self.reports[task_id] = status
+            elif isinstance(action, local.FailEnvironment):
+                assert action.environment
+                for task_id, attempt in action.tasks:
+                    assert self.arrived[task_id] == attempt
+                    assert task_id not in self.reports, f"task {task_id} reported twice"
+                    self.reports[task_id] = FAILED
             elif isinstance(action, local.Revoke):
                 self.runners[action.runner].revoked = action.number
             elif isinstance(action, local.Interrupt):
@@ -91,9 +105,10 @@ class LocalPoolMachine(RuleBasedStateMachine):
     def alive(self) -> List[int]:
         return sorted(self.runners)
 
-    @rule(spec=st.sampled_from([0, 0, 0, 1, 2]), count=st.integers(1, 5))
+    @rule(spec=st.sampled_from([0, 0, 0, 1, 2, 3, 3, 4, 5]), count=st.integers(1, 5))
     def arrive(self, spec: int, count: int) -> None:
         tasks = []
+        spec = spec if self.has_environments else spec % 3
         for _ in range(count):
             self.arrived[self.next_task] = 1
             tasks.append((self.next_task, 1, b""))
@@ -184,6 +199,10 @@ class LocalPoolMachine(RuleBasedStateMachine):
                 return
             self.perform(self.pool.on_time(self.now))
         raise AssertionError("the same deadline comes again and again")
+
+    @rule(environment=st.integers(1, 2))
+    def retire(self, environment: int) -> None:
+        self.perform(self.pool.retire(environment))
 
     @rule()
     def abandon(self) -> None:
