@@ -24,6 +24,15 @@ SLOTS: Any = typer.Option(  # Optional[int]
 SCORE: Any = typer.Option(  # Optional[float]
     None, "--score", help="This machine's speed instead of the measured one; 100 is an RTX 4090."
 )
+OBJECT_MEMORY: Any = typer.Option(  # Optional[str]
+    None,
+    "--object-memory",
+    metavar="SIZE",
+    help="Memory for objects on this machine, such as 8GB; by default 30 % of its RAM. What is above goes to disk.",
+)
+SPILL_DIR: Any = typer.Option(  # Optional[str]
+    None, "--spill-dir", metavar="FOLDER", help="Where objects above that go; by default the system's temporary folder."
+)
 
 
 def set_verbosity(level: int) -> None:
@@ -37,6 +46,28 @@ def set_verbosity(level: int) -> None:
 def verbosity() -> int:
     """How often `-v` was given."""
     return _verbosity
+
+
+def set_object_limits(object_memory: Optional[str], spill_dir: Optional[str]) -> None:
+    """What `--object-memory` and `--spill-dir` say; processes started from here learn it from their environment.
+
+    Raises:
+        typer.BadParameter: Not a size, or not a folder that can be written to.
+    """
+    from gpumesh.model.resources import parse_bytes
+
+    if object_memory is not None:
+        try:
+            if parse_bytes(object_memory, what="--object-memory") <= 0:
+                raise ValueError("--object-memory must be more than 0 bytes")
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        os.environ["GPUMESH_OBJECT_MEMORY"] = object_memory
+    if spill_dir is not None:
+        folder = os.path.abspath(spill_dir)
+        if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+            raise typer.BadParameter(f"--spill-dir {folder} is not a folder that this user can write to; create it first")
+        os.environ["GPUMESH_SPILL_DIR"] = folder
 
 
 def log_to_stderr(*, usual_level: int) -> None:

@@ -6,7 +6,17 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from gpumesh.cli.console import SCORE, SLOTS, TOKEN, TOKEN_FILE, log_to_stderr, resolve_mesh
+from gpumesh.cli.console import (
+    OBJECT_MEMORY,
+    SCORE,
+    SLOTS,
+    SPILL_DIR,
+    TOKEN,
+    TOKEN_FILE,
+    log_to_stderr,
+    resolve_mesh,
+    set_object_limits,
+)
 
 
 def join(
@@ -20,6 +30,8 @@ def join(
     tag: Optional[List[str]] = typer.Option(
         None, "--tag", metavar="NAME=VALUE", help="Something for tasks to ask for; may be repeated."
     ),
+    object_memory: Optional[str] = OBJECT_MEMORY,
+    spill_dir: Optional[str] = SPILL_DIR,
 ) -> None:
     """Lend this machine to a mesh until Ctrl-C.
 
@@ -36,6 +48,7 @@ def join(
     tags = parse_tags(tag or [])
     if score is not None:
         check_score(score)
+    set_object_limits(object_memory, spill_dir)
     address, secret = resolve_mesh(url, token, token_file, ask=True)
     log_to_stderr(usual_level=logging.INFO)
 

@@ -6,7 +6,17 @@ from typing import Optional
 
 import typer
 
-from gpumesh.cli.console import SCORE, SLOTS, TOKEN, TOKEN_FILE, given_token, log_to_stderr
+from gpumesh.cli.console import (
+    OBJECT_MEMORY,
+    SCORE,
+    SLOTS,
+    SPILL_DIR,
+    TOKEN,
+    TOKEN_FILE,
+    given_token,
+    log_to_stderr,
+    set_object_limits,
+)
 from gpumesh.config import DEFAULT_PORT
 
 ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"
@@ -22,6 +32,8 @@ def serve(
     self_worker: bool = typer.Option(True, "--self-worker/--no-self-worker", help="Let this machine work too."),
     slots: Optional[int] = SLOTS,
     score: Optional[float] = SCORE,
+    object_memory: Optional[str] = OBJECT_MEMORY,
+    spill_dir: Optional[str] = SPILL_DIR,
 ) -> None:
     """Start a mesh on this machine: others join it, and it works too.
 
@@ -41,6 +53,7 @@ def serve(
     secret = supplied or generate_token()
     if score is not None:
         check_score(score)
+    set_object_limits(object_memory, spill_dir)
     log_to_stderr(usual_level=logging.INFO)
 
     def announce(url: str) -> None:
