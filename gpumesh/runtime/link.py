@@ -127,6 +127,11 @@ class PeerLink(asyncio.BufferedProtocol):
         if not self._is_flush_due:
             self._flush_soon()
 
+    def flush_soon(self) -> None:
+        """Something waits in the connection that `send` knows nothing of: an object's chunks."""
+        if not self._is_flush_due:
+            self._flush_soon()
+
     def _flush_soon(self) -> None:
         self._is_flush_due = True
         if self._turn.is_running:

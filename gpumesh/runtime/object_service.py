@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union
 
 from gpumesh.config import FETCH_WINDOW_BYTES, INLINE_VALUE_BYTES
 from gpumesh.errors import ObjectStoreFullError
 from gpumesh.model.payloads import Bundle, Later, Stored, payload_bytes
 from gpumesh.protocol import messages as msg
+from gpumesh.protocol.connection import OBJECT_TRANSFER, ObjectDelivered
 from gpumesh.runtime.link import PeerLink
 from gpumesh.scheduler.directory import Directory, Entry, ObjectState, PeerKey
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gpumesh.coordinator")
 
-FETCH_NUMBERS = 1 << 31  # A receiver's numbers have this bit, so that they are no message's.
 MAX_OID = 1 << 63
 
 OnArrival = Callable[[Optional[str]], None]
@@ -50,7 +50,7 @@ class ObjectPeer:
         self.unsealed: Dict[int, int] = {}  # Object that it writes into a segment -> its size.
         self.incoming: Dict[int, int] = {}  # Fetch number -> object that it sends.
         self.outgoing: Dict[int, int] = {}  # Its fetch number -> object that is sent to it, pinned meanwhile.
-        self.next_number = FETCH_NUMBERS
+        self.next_number = OBJECT_TRANSFER
         self.is_gone = False
 
     def send(self, message: Any) -> None:
@@ -99,7 +99,8 @@ class ObjectService:
             msg.FetchObject: self._on_fetch,
             msg.ObjectSent: self._on_sent,
             msg.ObjectAt: self._on_refused,
-            msg.CancelFetch: self._on_cancel,
+            msg.CancelFetch: self._on_delivered,
+            ObjectDelivered: self._on_delivered,
             msg.UnpinObjects: self._on_unpin,
             msg.HoldRefs: self._on_hold,
             msg.ReleaseRefs: self._on_release,
@@ -117,7 +118,6 @@ class ObjectService:
         peer = self._peers.get(key)
         if peer is None:
             peer = self._peers[key] = ObjectPeer(key, link, name)
-            link.on_objects_sent = lambda numbers: self._after_sending(peer, numbers)
         problem = self._handlers[type(message)](peer, message)
         self._arm()
         return problem
@@ -338,7 +338,7 @@ class ObjectService:
                 store.discard(oid)
             else:
                 number = peer.next_number
-                peer.next_number = FETCH_NUMBERS | (number + 1)
+                peer.next_number = OBJECT_TRANSFER | (number + 1)
                 peer.incoming[number] = oid
                 peer.link.connection.receive_into(number, store.writable_view(oid))
                 peer.send(msg.FetchObject(number, oid, FETCH_WINDOW_BYTES))
@@ -426,8 +426,6 @@ class ObjectService:
 
     def _on_fetch(self, peer: ObjectPeer, message: msg.FetchObject) -> str:
         oid, number, window = message.oid, message.number, message.window
-        if number < FETCH_NUMBERS or number in peer.outgoing:
-            return f"a fetch with the number {number}"
         self._when_here(oid, lambda problem: self._send_object(peer, number, oid, window, problem))
         return ""
 
@@ -451,18 +449,12 @@ class ObjectService:
 
         store.pin(oid, then)
 
-    def _after_sending(self, peer: ObjectPeer, numbers: Sequence[int]) -> None:
-        """All bytes of these have been handed to the socket."""
-        for number in numbers:
-            oid = peer.outgoing.pop(number, None)
-            if oid is not None and self._store is not None:
-                self._store.release_view(oid)
-                self._store.unpin(oid)
-        self._arm()
-
-    def _on_cancel(self, peer: ObjectPeer, message: msg.CancelFetch) -> str:
-        peer.link.connection.stop_sending(message.number)
-        self._after_sending(peer, [message.number])
+    def _on_delivered(self, peer: ObjectPeer, message: Union[ObjectDelivered, msg.CancelFetch]) -> str:
+        """The receiver has all of it, or does not want it any more."""
+        oid = peer.outgoing.pop(message.number, None)
+        if oid is not None and self._store is not None:
+            self._store.release_view(oid)
+            self._store.unpin(oid)
         return ""
 
     def _on_unpin(self, peer: ObjectPeer, message: msg.UnpinObjects) -> str:
