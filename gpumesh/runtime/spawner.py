@@ -89,6 +89,7 @@ class Spawner:
                 os.waitpid(pid, 0)
             except ChildProcessError:
                 pass
+        _sweep_stores()
 
     def _serve(self, channel: _Channel, poll: select.poll) -> bool:
         """Read and obey; False when the channel is at its end."""
@@ -200,6 +201,14 @@ class Spawner:
         channel.socket.close()
         for pid in channel.children.values():
             _kill_group(pid)
+
+
+def _sweep_stores() -> None:
+    """Objects of children that were killed, coordinator or agent, go with them."""
+    from gpumesh.runtime import settings
+    from gpumesh.store import segments
+
+    segments.sweep_all(*filter(None, [settings.spill_dir()]))
 
 
 def _kill_group(pid: int) -> None:

@@ -133,6 +133,14 @@ def sweep(parent: str) -> List[str]:
     return swept
 
 
+def sweep_all(*roots: str) -> None:
+    """Remove what dead owners of this user left in shared memory, in the temporary folder and in `roots`."""
+    for root in dict.fromkeys((SHARED_MEMORY, _temporary_folder(), *roots)):
+        parent = os.path.join(root, f"gpumesh-{_user()}")
+        if os.path.isdir(parent):
+            sweep(parent)
+
+
 def shares_host(probe_path: str, secret: bytes) -> bool:
     """Whether the folder of this probe is here: we read the same secret there, and may write beside it."""
     try:
