@@ -225,7 +225,7 @@ def show_object(oid: int) -> str:
 # --- what is pickled
 
 
-class collecting:  # noqa: N801 - reads as a verb where it is used
+class collecting:
     """Gathers the ObjectRefs that this thread pickles meanwhile, each object once.
 
     ```python
@@ -252,7 +252,7 @@ class collecting:  # noqa: N801 - reads as a verb where it is used
 # --- where what is unpickled counts
 
 
-class use_space:  # noqa: N801 - reads as a verb where it is used
+class use_space:
     """ObjectRefs that this thread unpickles meanwhile count in `space`."""
 
     __slots__ = ("_space", "_before")
