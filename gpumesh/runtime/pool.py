@@ -9,17 +9,17 @@ import os
 import select
 import signal
 import socket
-import sys
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple, Union
+from typing import Any, Deque, Dict, List, Optional, Set, Tuple, Union
 
-from gpumesh.config import OUTPUT_READ_BYTES, STDERR_TAIL_BYTES, STDERR_TAIL_LINES
+from gpumesh.config import OUTPUT_READ_BYTES
 from gpumesh.model.outcomes import Status
 from gpumesh.protocol.connection import Closed, Connection
 from gpumesh.protocol.messages import DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
 from gpumesh.runtime.link import PeerLink, Turn
 from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, REVOKED, SENT, SINCE, STARTED, Page, create_page_fd
-from gpumesh.runtime.spawner_channel import MessageReader, send_request
+from gpumesh.runtime.spawner_link import Launch as Launch
+from gpumesh.runtime.spawner_link import SpawnerLink, append_to, text_of
 from gpumesh.scheduler import local
 
 logger = logging.getLogger(__name__)
@@ -83,13 +83,13 @@ class _Process:
         "specs",
         "functions",
         "pid",
-        "threads",
+        "environment",
         "is_gone",
         "poll",
         "held",
     )
 
-    def __init__(self, ident: int, sock: socket.socket, page: Page, outputs: List[int], threads: int) -> None:
+    def __init__(self, ident: int, sock: socket.socket, page: Page, outputs: List[int], environment: int) -> None:
         self.ident = ident
         self.socket = sock  # A duplicate of the link's: reads what a dead process left behind.
         self.link: Optional[PeerLink] = None
@@ -99,16 +99,12 @@ class _Process:
         self.specs: Set[int] = set()
         self.functions: Set[bytes] = set()
         self.pid = 0
-        self.threads = threads
+        self.environment = environment  # Which spawner is its parent.
         self.is_gone = False
         self.held: Set[int] = set()  # Streams that are not read: the agent's link is congested.
         self.poll = select.poll()
         for fd in outputs:
             self.poll.register(fd, select.POLLIN)
-
-
-Launch = Callable[[int], Tuple[int, socket.socket]]
-"""Starts a spawner whose standard error is this descriptor; its process id and our side of its channel."""
 
 
 class RunnerPool:
@@ -137,12 +133,8 @@ class RunnerPool:
         self.turn = Turn()  # Shared with the agent's link to the coordinator.
         self.local = local.LocalPool(slots=slots, threads=max(1, cores // slots))
         self._loop = loop
-        self._launch = None if isinstance(spawner, socket.socket) else spawner
-        self._channel = spawner if isinstance(spawner, socket.socket) else None
-        self._spawner_pid = 0  # Of one of our own.
-        self._spawner_errors = -1  # Our end of its standard error.
-        self._spawner_tail: Deque[bytes] = deque()
-        self._reader = MessageReader()
+        own = SpawnerLink(loop, spawner, on_answer=self._on_spawner_answer, on_lost=self._on_spawner_lost)
+        self._spawners = {local.OWN_ENVIRONMENT: own}  # One for each environment.
         self._owner = owner
         self._path = path
         self._folder = folder
@@ -158,8 +150,6 @@ class RunnerPool:
 
     def start(self) -> None:
         """Bring the runners up; returns at once."""
-        if self._channel is not None:
-            self._watch(self._channel)
         self._perform(self.local.start(self._loop.time()))
 
     def close(self) -> None:
@@ -167,7 +157,8 @@ class RunnerPool:
         if self._is_closed:
             return
         self._is_closed = True
-        self._drop_spawner()
+        for spawner in self._spawners.values():
+            spawner.close()
         if self._timer is not None:
             self._timer.cancel()
         for process in list(self._processes.values()):
@@ -322,7 +313,7 @@ class RunnerPool:
         err_read, err_write = os.pipe()
         page = Page(page_fd)
         ours.setblocking(False)
-        process = _Process(action.runner, ours.dup(), page, [out_read, err_read], action.threads)
+        process = _Process(action.runner, ours.dup(), page, [out_read, err_read], action.environment)
         self._processes[action.runner] = process
         request = {
             "op": "fork",
@@ -334,7 +325,7 @@ class RunnerPool:
         }
         fds = [theirs.fileno(), page_fd, out_write, err_write]
         try:
-            self._ask(request, fds)
+            self._spawners[action.environment].ask(request, fds)
         except OSError as error:
             self._loop.call_soon(self._on_exit, process, 1, f"no process that starts runners: {error}")
         finally:
@@ -354,112 +345,33 @@ class RunnerPool:
         await self._loop.create_unix_connection(lambda: link, sock=sock)
 
     def _signal(self, ident: int, number: int) -> None:
+        spawner = self._spawners[self._processes[ident].environment]
         try:
-            self._ask({"op": "signal", "key": ident, "signal": int(number)}, [])
+            spawner.ask({"op": "signal", "key": ident, "signal": int(number)}, [])
         except OSError as error:
             logger.debug("cannot reach the spawner: %s", error)
 
-    # --- the spawner
-
-    def _ask(self, request: Dict[str, Any], fds: List[int]) -> None:
-        """Send the spawner a request; starts a spawner for it if need be.
-
-        Raises:
-            OSError: It cannot be started. (One that has died is noticed at the end of its channel.)
-        """
-        channel = self._channel
-        if channel is None:
-            if request["op"] != "fork":
-                return  # The runner is gone with its spawner.
-            channel = self._start_spawner()
-        channel.setblocking(True)
-        try:
-            send_request(channel, request, fds)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            logger.debug("the spawner does not listen any more: %s", error)
-        finally:
-            channel.setblocking(False)
-
-    def _start_spawner(self) -> socket.socket:
-        assert self._launch is not None
-        errors, errors_write = os.pipe()
-        try:
-            self._spawner_pid, channel = self._launch(errors_write)
-        except BaseException:
-            os.close(errors)
-            raise
-        finally:
-            os.close(errors_write)
-        self._channel = channel
-        self._watch(channel)
-        self._spawner_errors = errors
-        self._spawner_tail.clear()
-        os.set_blocking(errors, False)
-        self._loop.add_reader(errors, self._on_spawner_errors)
-        return channel
-
-    def _watch(self, channel: socket.socket) -> None:
-        self._reader = MessageReader()
-        channel.setblocking(False)
-        self._loop.add_reader(channel.fileno(), self._on_channel, channel)
-
-    def _on_spawner_errors(self) -> None:
-        """What it says outside of any runner goes where our own errors go."""
-        while True:
-            try:
-                data = os.read(self._spawner_errors, OUTPUT_READ_BYTES)
-            except BlockingIOError:
-                return
-            if not data:
-                self._loop.remove_reader(self._spawner_errors)
-                return
-            _append(self._spawner_tail, data)
-            sys.stderr.write(data.decode("utf-8", "replace"))
-
-    def _drop_spawner(self) -> None:
-        """Let go of it. It kills what belongs to this channel; one of our own is gone with all its children on return."""
-        if self._channel is not None:
-            self._loop.remove_reader(self._channel.fileno())
-            self._channel.close()
-            self._channel = None
-        if self._spawner_pid:
-            os.waitpid(self._spawner_pid, 0)
-            self._spawner_pid = 0
-            self._on_spawner_errors()
-            self._loop.remove_reader(self._spawner_errors)
-            os.close(self._spawner_errors)
-
-    def _on_spawner_lost(self) -> None:
+    def _on_spawner_lost(self, spawner: SpawnerLink) -> None:
         """Its children are being killed by the kernel; what they left in their sockets and pages still counts."""
         reason = "the process that starts runners is gone"
-        if self._launch is None:
+        if not spawner.is_ours:
             self.close()
             self._owner.on_pool_lost(reason)
             return
-        lost = list(self._processes.values())
-        self._drop_spawner()
+        lost = [process for process in self._processes.values() if self._spawners[process.environment] is spawner]
+        spawner.close()
         logger.warning("%s; starting another", reason)
         for process in lost:
             self._on_exit(process, -signal.SIGKILL, reason)
 
-    def _on_channel(self, channel: socket.socket) -> None:
-        try:
-            data = channel.recv(65536)
-        except BlockingIOError:
+    def _on_spawner_answer(self, message: Dict[str, Any]) -> None:
+        process = self._processes.get(message["key"])
+        if process is None:
             return
-        except OSError:
-            data = b""
-        if not data:
-            self._on_spawner_lost()
-            return
-        for message in self._reader.feed(data, []):
-            process = self._processes.get(message["key"])
-            if process is None:
-                continue
-            if "exit" in message:
-                self._on_exit(process, message["exit"], message.get("error", ""))
-            else:
-                process.pid = message["pid"]
+        if "exit" in message:
+            self._on_exit(process, message["exit"], message.get("error", ""))
+        else:
+            process.pid = message["pid"]
 
     def _on_events(self, link: PeerLink, events: List[Any]) -> None:
         process: _Process = link.peer
@@ -489,7 +401,7 @@ class RunnerPool:
             "worker": self.label,
             "exit": code,
             "pid": process.pid,
-            "stderr": _text(process.tail) or ("" if started else _text(self._spawner_tail)),
+            "stderr": text_of(process.tail) or ("" if started else self._spawners[process.environment].last_words),
             "reason": error,
         }
         self._forget(process)
@@ -565,23 +477,10 @@ class RunnerPool:
                     process.poll.unregister(fd)
                 return
             if stream == 2:
-                _append(process.tail, data)
+                append_to(process.tail, data)
             self._owner.on_output(task_id, stream, data)
             if once or len(data) < OUTPUT_READ_BYTES:
                 return
-
-
-def _append(tail: Deque[bytes], data: bytes) -> None:
-    """Keep the end of a stream."""
-    tail.append(data[-STDERR_TAIL_BYTES:])
-    while len(tail) > 1 and sum(len(part) for part in tail) > 2 * STDERR_TAIL_BYTES:
-        tail.popleft()
-
-
-def _text(tail: Deque[bytes]) -> str:
-    """The last lines of a stream."""
-    text = b"".join(tail)[-STDERR_TAIL_BYTES:].decode("utf-8", "replace")
-    return "\n".join(text.splitlines()[-STDERR_TAIL_LINES:])
 
 
 _tasks: Set[asyncio.Task[Any]] = set()
