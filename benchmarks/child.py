@@ -12,17 +12,20 @@ from benchmarks.workloads import WORKLOADS, warm_up
 def main() -> None:
     """Arguments: system, workload, size, and the file to write the figures to."""
     system_name, workload_name, size, path = sys.argv[1:]
-    run = WORKLOADS[workload_name].run
-    assert run is not None
+    workload = WORKLOADS[workload_name]
+    assert workload.run is not None
     system = create(system_name)
-    system.open()
+    if workload.needs_system:
+        system.open(object_bytes=workload.object_bytes)
     try:
-        warm_up(system)
-        metrics = run(system, int(size))
+        if workload.needs_system:
+            warm_up(system)
+        metrics = workload.run(system, int(size))
         with open(path, "w", encoding="utf-8") as file:  # Before closing: a hang there does not take the figures along.
             json.dump(metrics, file)
     finally:
-        system.close()
+        if workload.needs_system:
+            system.close()
 
 
 if __name__ == "__main__":

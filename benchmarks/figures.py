@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+Metrics = Dict[str, float]  # What one run of one workload gave.
+
 # system -> the metrics of each successful run, by repeat
-Runs = Dict[str, Dict[int, Dict[str, float]]]
+Runs = Dict[str, Dict[int, Metrics]]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -61,6 +63,14 @@ class Row(NamedTuple):
     def metric_of(self, system: str) -> str:
         return self.metric if system == "gpumesh" or self.peer_metric is None else self.peer_metric
 
+
+FLAT = 2.0  # A time that does not grow with the size: below a millisecond, single runs differ by nearly as much. A copy would be 1,000 x.
+WAYS = {
+    "put": "put",  # Client to coordinator.
+    "get": "get",  # Coordinator to client.
+    "argument": "argument",  # Coordinator to worker.
+    "result": "result",  # Worker to coordinator; the client shares its memory.
+}
 
 # What gpumesh must reach (bars) and wants to reach (goals): two slots, everything on one machine of two cores.
 ROWS: Tuple[Row, ...] = (
@@ -154,6 +164,140 @@ ROWS: Tuple[Row, ...] = (
         smaller_is_better=True,
         bars=(Bar(1.2),),
         is_ratio_useful=False,
+    ),
+    Row(
+        "put_repeated",
+        "put 100 MB again and again",
+        "warm_gb_s",
+        "GB/s",
+        smaller_is_better=False,
+        bars=(Bar(0.7, "ray"), Bar(5, "dask")),
+        goals=(Bar(1, "ray"),),
+    ),
+    Row("put_repeated", "put 100 MB, the very first", "cold_gb_s", "GB/s", smaller_is_better=False),
+    Row("put_small", "put 1 kB", "per_s", "puts/s", smaller_is_better=False),
+    Row("get_other_process", "get inside a task, 1 MB", "get_1mb_ms", "ms", smaller_is_better=True),
+    Row("get_other_process", "get inside a task, 10 MB", "get_10mb_ms", "ms", smaller_is_better=True),
+    Row("get_other_process", "get inside a task, 100 MB", "get_100mb_ms", "ms", smaller_is_better=True),
+    Row("get_other_process", "get inside a task, 1 GB", "get_1000mb_ms", "ms", smaller_is_better=True),
+    Row(
+        "get_other_process",
+        "get inside a task, 1 GB / 1 MB",
+        "get_largest_over_smallest",
+        "",
+        smaller_is_better=True,
+        bars=(Bar(FLAT),),
+        is_ratio_useful=False,
+    ),
+    Row("get_other_process", "new ref as argument, 1 MB", "argument_1mb_ms", "ms", smaller_is_better=True),
+    Row("get_other_process", "new ref as argument, 10 MB", "argument_10mb_ms", "ms", smaller_is_better=True),
+    Row("get_other_process", "new ref as argument, 100 MB", "argument_100mb_ms", "ms", smaller_is_better=True),
+    Row("get_other_process", "new ref as argument, 1 GB", "argument_1000mb_ms", "ms", smaller_is_better=True),
+    Row(
+        "get_other_process",
+        "new ref as argument, 1 GB / 1 MB",
+        "argument_largest_over_smallest",
+        "",
+        smaller_is_better=True,
+        bars=(Bar(FLAT),),
+        is_ratio_useful=False,
+    ),
+    Row(
+        "ref_argument",
+        "100 MB ref as argument, one by one",
+        "calls_per_s",
+        "tasks/s",
+        smaller_is_better=False,
+        bars=(Bar(0.5, "ray"),),
+        goals=(Bar(1, "ray"),),
+    ),
+    Row("ref_argument", "the same", "call_gb_s", "GB/s", smaller_is_better=False),
+    Row(
+        "ref_argument",
+        "100 MB ref as argument, all at once",
+        "at_once_per_s",
+        "tasks/s",
+        smaller_is_better=False,
+        bars=(Bar(0.5, "ray"),),
+        goals=(Bar(1, "ray"),),
+    ),
+    Row("ref_argument", "the same", "at_once_gb_s", "GB/s", smaller_is_better=False),
+    Row(
+        "return_100mb",
+        "task returns 100 MB",
+        "warm_gb_s",
+        "GB/s",
+        smaller_is_better=False,
+        bars=(Bar(0.7, "ray"), Bar(4, "dask")),
+        goals=(Bar(1, "ray"),),
+    ),
+    Row(
+        "broadcast",
+        "100 MB put, 8 tasks on 2 slots add it up",
+        "seconds",
+        "s",
+        smaller_is_better=True,
+        bars=(Bar(1.5, "ray"),),
+        goals=(Bar(1, "ray"),),
+    ),
+    Row("broadcast", "the same, without the put", "tasks_s", "s", smaller_is_better=True),
+    Row(
+        "chain_1000",
+        "1,000 steps, each with the future before",
+        "seconds",
+        "s",
+        smaller_is_better=True,
+        bars=(Bar(0.5, "ray"),),
+        goals=(Bar(0.25, "ray"),),
+    ),
+    Row("chain_1000", "the same, one step", "step_ms", "ms", smaller_is_better=True),
+    Row(
+        "store_spill",
+        "100 x 100 MB in 500 MB: peak resident",
+        "resident_mb",
+        "MB",
+        smaller_is_better=True,
+        bars=(Bar(700),),
+    ),
+    Row("store_spill", "the same: PSS of its processes", "processes_mb", "MB", smaller_is_better=True),
+    Row("store_spill", "the same: shared memory", "shared_mb", "MB", smaller_is_better=True),
+    Row("store_spill", "the same: 100 puts", "put_s", "s", smaller_is_better=True),
+    Row("store_spill", "the same: 100 values read", "read_s", "s", smaller_is_better=True),
+    *(
+        Row(
+            "cross_host",
+            f"100 MB over TCP / plain sockets: {title}",
+            f"{way}_over_plain",
+            "",
+            smaller_is_better=False,
+            bars=(Bar(0.6),),
+            goals=(Bar(0.9),),
+        )
+        for way, title in WAYS.items()
+    ),
+    *(
+        Row("cross_host", f"100 MB over TCP: {title}", f"{way}_gb_s", "GB/s", smaller_is_better=False)
+        for way, title in WAYS.items()
+    ),
+    Row("cross_host", "plain sockets into fresh memory", "plain_fresh_gb_s", "GB/s", smaller_is_better=False),
+    Row("cross_host", "plain sockets into the same memory", "plain_reused_gb_s", "GB/s", smaller_is_better=False),
+    *(
+        row
+        for side, title in (("client", "2 GB put"), ("worker", "2 GB argument"))
+        for row in (
+            Row(
+                "latency_under_transfer",
+                f"no-op during a {title}, p99",
+                f"{side}_p99_ms",
+                "ms",
+                smaller_is_better=True,
+                bars=(Bar(5),),
+                goals=(Bar(2),),
+            ),
+            Row("latency_under_transfer", f"no-op during a {title}, p50", f"{side}_p50_ms", "ms", smaller_is_better=True),
+            Row("latency_under_transfer", f"no-op before a {title}, p99", f"{side}_idle_p99_ms", "ms", smaller_is_better=True),
+            Row("latency_under_transfer", f"{title} meanwhile", f"{side}_gb_s", "GB/s", smaller_is_better=False),
+        )
     ),
 )
 

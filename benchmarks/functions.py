@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import time
-from typing import Any, Dict
+from typing import Any, Dict, List, Tuple
+
+ITEMS_PER_MEGABYTE = 125_000  # Of 8 bytes.
+SLICE = 1000  # Elements that `facts` adds up.
+
+_kept: Dict[int, Any] = {}  # Of `kept_array`, at most one.
 
 
 def noop(item: Any = None) -> None:
@@ -18,3 +24,56 @@ def echo(document: Dict[str, Any]) -> Dict[str, Any]:
 def nap(seconds: float) -> None:
     """Keep a slot for a while without using a core."""
     time.sleep(seconds)
+
+
+def increment(number: int) -> int:
+    """One more: a step of a chain."""
+    return number + 1
+
+
+def length(value: bytes) -> int:
+    """How long it is."""
+    return len(value)
+
+
+def first(array: Any) -> float:
+    """Look at one element of a large array, so that what is measured is how the array got there."""
+    return float(array[0])
+
+
+def total(array: Any) -> float:
+    """Read all of a large array."""
+    return float(array.sum())
+
+
+def facts(array: Any) -> Tuple[float, float, float]:
+    """First, last, and the sum of a slice in the middle."""
+    middle = len(array) // 2
+    return float(array[0]), float(array[-1]), float(array[middle : middle + SLICE].sum())
+
+
+def timed_get(item: Tuple[str, List[Any]]) -> Tuple[float, float]:
+    """Inside a task: the seconds until the value of a ref is here, and its first element. The ref comes in a list, so that it stays one."""
+    module, (ref,) = item
+    get = importlib.import_module(module).get
+    before = time.perf_counter()
+    value = float(get(ref)[0])
+    return time.perf_counter() - before, value
+
+
+def kept_array(item: Tuple[int, int]) -> Any:
+    """An array of so many megabytes that the process keeps, marked with a number: a result that costs nothing to make."""
+    megabytes, mark = item
+    array = _kept.get(megabytes)
+    if array is None:
+        _kept.clear()
+        array = _kept[megabytes] = new_array(megabytes)
+    array[0] = array[-1] = mark
+    return array
+
+
+def new_array(megabytes: int) -> Any:
+    """An array of float64, all of it touched."""
+    import numpy  # Here, so that the workers of other workloads do without.
+
+    return numpy.arange(megabytes * ITEMS_PER_MEGABYTE, dtype=numpy.float64)

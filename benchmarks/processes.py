@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import Dict, Iterable, List, Optional
 
+SHARED_MEMORY = "/dev/shm"
+
 _TICK_SECONDS = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
@@ -41,6 +43,11 @@ def is_running(pid: int) -> bool:
     return fields is not None and fields[0] not in ("Z", "X")
 
 
+def named(*names: str) -> List[int]:
+    """Ids of our descendants that have one of these names."""
+    return [pid for pid in descendants(os.getpid()) if name(pid) in names]
+
+
 def start_ticks(pid: int) -> Optional[int]:
     """When the process started: with its id this names it beyond doubt, also after the id was given to another."""
     fields = _stat_fields(pid)
@@ -58,14 +65,33 @@ def name(pid: int) -> str:
 
 def pss_bytes(pid: int) -> int:
     """Memory of a process, with each shared page divided by the number of processes that share it; 0 when it has ended."""
+    return _rollup_bytes(pid).get("Pss", 0)
+
+
+def own_pss_bytes(pid: int) -> int:
+    """The same without pages of shared memory, which `shared_memory_bytes` counts, mapped or not."""
+    found = _rollup_bytes(pid)
+    return found.get("Pss", 0) - found.get("Pss_Shmem", 0)
+
+
+def _rollup_bytes(pid: int) -> Dict[str, int]:
+    """The sums that begin with "Pss" over all mappings of a process; empty when it has ended."""
+    found: Dict[str, int] = {}
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
             for line in file:
-                if line.startswith("Pss:"):
-                    return int(line.split()[1]) * 1024
+                if line.startswith("Pss"):
+                    key, value, _ = line.split()
+                    found[key[:-1]] = int(value) * 1024
     except OSError:
-        pass
-    return 0
+        return {}
+    return found
+
+
+def shared_memory_bytes(folder: str = SHARED_MEMORY) -> int:
+    """What the files of all processes take up on the file system of shared memory, those included that have no name any more."""
+    state = os.statvfs(folder)
+    return (state.f_blocks - state.f_bfree) * state.f_frsize
 
 
 def cpu_seconds(pid: int) -> float:
@@ -87,11 +113,19 @@ def fine_cpu_seconds(pid: int) -> float:
 
 
 class PeakMemory:
-    """Watches the summed PSS of some processes from a process of its own, ten times a second, until the block ends."""
+    """Watches the memory of some processes from a process of its own, ten times a second, until the block ends.
+
+    Attributes, known when the block has ended:
+        peak_bytes: Their summed PSS.
+        shared_bytes: Growth of shared memory, whoever uses it.
+        resident_bytes: Both at the same moment, pages of shared memory counted once: what keeping objects costs, mapped or not.
+    """
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._pids = list(pids)
-        self.peak_bytes = 0  # Known when the block has ended.
+        self.peak_bytes = 0
+        self.shared_bytes = 0
+        self.resident_bytes = 0
 
     def __enter__(self) -> PeakMemory:
         command = [sys.executable, "-S", "-m", "benchmarks.watch_memory", *map(str, self._pids)]
@@ -102,4 +136,4 @@ class PeakMemory:
 
     def __exit__(self, *exc_info: object) -> None:
         output, _ = self._watcher.communicate()
-        self.peak_bytes = int(output)
+        self.peak_bytes, self.shared_bytes, self.resident_bytes = map(int, output.split())

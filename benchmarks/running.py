@@ -59,9 +59,10 @@ def run_all(
     """Run every workload `repeats` times on every system, the systems taking turns within each repeat; each run goes to `on_run`."""
     for workload in workloads:
         most = WORKLOADS[workload].most_repeats
-        for repeat in range(repeats):
-            turn = repeat % len(systems)  # Nobody always comes after the same neighbour at the start of a repeat.
-            for system in [*systems[turn:], *systems[:turn]]:
+        able = [system for system in systems if system in WORKLOADS[workload].systems]
+        for repeat in range(repeats if able else 0):
+            turn = repeat % len(able)  # Nobody always comes after the same neighbour at the start of a repeat.
+            for system in [*able[turn:], *able[:turn]]:
                 if repeat < most.get(system, repeats):
                     on_run(run_once(workload, system, repeat, quick=quick))
 

@@ -1,28 +1,40 @@
-"""What is measured, inside the driver process: each workload takes an opened system and returns its figures. `start` is in running.py."""
+"""What is measured: the workloads of small tasks, which take an opened system and return its figures, and the list of all workloads.
+
+Those of values are in objects.py, those of the wire in transfers.py, `start` is in running.py.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from benchmarks import processes
-from benchmarks.figures import percentile
+from benchmarks.figures import Metrics, percentile
 from benchmarks.functions import echo, nap, noop
-from benchmarks.systems import SLOTS, System
-
-Metrics = Dict[str, float]
+from benchmarks.objects import (
+    MEGABYTE,
+    broadcast,
+    chain,
+    get_other_process,
+    put_repeated,
+    put_small,
+    ref_argument,
+    return_100mb,
+    store_spill,
+)
+from benchmarks.systems import PROFILES, SLOTS, System
+from benchmarks.transfers import cross_host, latency_under_transfer
 
 NAP_SECONDS = 0.02  # The tasks of `first_result`.
 PAD_BYTES = 1000  # The documents of `small_args`.
 ROUNDS = 3  # A throughput is the median of so many in one process.
 LATENCY_SECONDS = 6.0  # `noop_latency` ends then, however slow the system is.
-MEGABYTE = 1e6
 
 
 class Size(NamedTuple):
-    """How much of a workload a system gets: slow systems get fewer tasks where the figure is a rate."""
+    """How much of a workload a system gets, as it understands it: tasks, seconds, megabytes. Slow systems get fewer tasks where the figure is a rate."""
 
     full: Dict[str, int]
     quick: Dict[str, int]
@@ -39,6 +51,9 @@ class Workload(NamedTuple):
     size: Size
     timeout_seconds: float  # For one run of one system, its start and end included.
     most_repeats: Dict[str, int] = {}  # For systems that take minutes.
+    systems: Tuple[str, ...] = tuple(PROFILES)  # For which there is such a thing.
+    needs_system: bool = True  # Opened and warm; False: the workload starts what it measures itself.
+    object_bytes: Optional[int] = None  # The store's limit.
 
 
 def warm_up(system: System) -> None:
@@ -176,6 +191,9 @@ def many_pending(system: System, count: int) -> Metrics:
     }
 
 
+STORES = ("gpumesh", "ray", "dask")  # Systems whose values can be put, and whose futures can be arguments.
+MEGABYTES = Size({"*": 100}, {"*": 4})  # Of one array.
+
 WORKLOADS: Dict[str, Workload] = {
     "noop_latency": Workload(noop_latency, Size({"*": 3000}, {"*": 300, "dask": 100}), 60.0),
     "noop_throughput": Workload(
@@ -192,4 +210,23 @@ WORKLOADS: Dict[str, Workload] = {
     "start": Workload(None, Size({"*": 5}, {"*": 1}), 60.0),
     "idle_memory": Workload(idle_memory, Size({"*": 10}, {"*": 2}), 60.0, {"ray": 2, "dask": 2}),
     "many_pending": Workload(many_pending, Size({"*": 100_000}, {"*": 10_000, "dask": 3000}), 400.0, {"ray": 1, "dask": 1}),
+    "put_repeated": Workload(put_repeated, MEGABYTES, 60.0, systems=STORES),
+    "put_small": Workload(put_small, Size({"*": 5000, "dask": 500}, {"*": 500, "dask": 50}), 60.0, systems=STORES),
+    "get_other_process": Workload(get_other_process, Size({"*": 1000}, {"*": 10}), 90.0, systems=STORES),
+    "ref_argument": Workload(ref_argument, MEGABYTES, 60.0, systems=STORES),
+    "return_100mb": Workload(return_100mb, MEGABYTES, 60.0),
+    "broadcast": Workload(broadcast, MEGABYTES, 60.0),
+    "chain_1000": Workload(chain, Size({"*": 1000}, {"*": 100}), 60.0, systems=STORES),
+    "store_spill": Workload(
+        store_spill,
+        Size({"*": 100}, {"*": 8}),
+        120.0,
+        {"gpumesh": 1, "ray": 1},
+        systems=("gpumesh", "ray"),
+        object_bytes=500_000_000,
+    ),
+    "cross_host": Workload(cross_host, MEGABYTES, 90.0, systems=("gpumesh",), needs_system=False),
+    "latency_under_transfer": Workload(
+        latency_under_transfer, Size({"*": 2000}, {"*": 200}), 90.0, systems=("gpumesh",), needs_system=False
+    ),
 }

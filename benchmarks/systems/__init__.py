@@ -13,15 +13,19 @@ class System(Protocol):
     """How a workload drives one system. Made in the driver process; everything runs in `SLOTS` worker processes."""
 
     streams: bool  # Whether `stream` is a way of its own to run many small tasks, worth a figure beside one future each.
+    getter: Optional[str]  # The module whose `get` a task calls with a ref; None: tasks cannot.
 
-    def open(self) -> None:
-        """Start the system; need not wait for its workers."""
+    def open(self, *, object_bytes: Optional[int] = None) -> None:
+        """Start the system; need not wait for its workers. `object_bytes` limits its object store, where it has one."""
 
     def close(self) -> None:
         """End its processes."""
 
     def caller(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
         """One call with one argument, there and back, as a user would write it in a loop."""
+
+    def submitter(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
+        """A future for one call with one argument, which may be a ref or a future."""
 
     def submit_all(self, function: Callable[..., Any], items: Sequence[Any]) -> List[Any]:
         """One future for each item."""
@@ -32,8 +36,17 @@ class System(Protocol):
     def stream(self, function: Callable[..., Any], items: Sequence[Any]) -> Iterator[Any]:
         """One task for each item, results as soon as they can be had, none chunked by hand."""
 
+    def put(self, value: Any) -> Any:
+        """A ref to a value in the object store, which lives as long as the ref; without a store the value itself."""
+
+    def get(self, ref: Any) -> Any:
+        """The value of a ref, in the driver."""
+
     def heads(self) -> List[int]:
         """Processes beside the driver that hold tasks which nothing runs yet."""
+
+    def stores(self) -> List[int]:
+        """Processes that keep or manage objects."""
 
 
 class Profile(NamedTuple):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, Iterator, List, Sequence
+import os
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
+from benchmarks import processes
 from benchmarks.systems import SLOTS
 
 START = f"""
@@ -25,8 +27,9 @@ class Dask:
     """`client.submit` for one future each and `client.gather`."""
 
     streams = False
+    getter = None  # A future inside a container arrives as its value.
 
-    def open(self) -> None:
+    def open(self, *, object_bytes: Optional[int] = None) -> None:
         import distributed
 
         untyped: Any = distributed
@@ -44,6 +47,10 @@ class Dask:
         submit = self._client.submit
         return lambda item: submit(function, item, pure=False).result()
 
+    def submitter(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
+        submit = self._client.submit
+        return lambda item: submit(function, item, pure=False)
+
     def submit_all(self, function: Callable[..., Any], items: Sequence[Any]) -> List[Any]:
         submit = self._client.submit
         return [submit(function, item, pure=False) for item in items]
@@ -56,8 +63,17 @@ class Dask:
         for _, result in self._as_completed(self.submit_all(function, items), with_results=True):
             yield result
 
+    def put(self, value: Any) -> Any:
+        return self._client.scatter(value, hash=False)  # Hashing would nearly halve its rate.
+
+    def get(self, ref: Any) -> Any:
+        return ref.result()
+
     def heads(self) -> List[int]:
         return []  # The scheduler runs in the driver.
+
+    def stores(self) -> List[int]:
+        return processes.descendants(os.getpid())  # Values lie in the memory of the workers.
 
 
 SYSTEM = Dask

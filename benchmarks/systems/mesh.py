@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Iterator, List, Sequence
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from benchmarks import processes
 from benchmarks.systems import SLOTS
@@ -25,10 +25,13 @@ class Mesh:
     """`f.remote` for one future each, `f.map` for a stream."""
 
     streams = True
+    getter = "gpumesh"
 
-    def open(self) -> None:
+    def open(self, *, object_bytes: Optional[int] = None) -> None:
         from gpumesh import GPUMesh
 
+        if object_bytes is not None:
+            os.environ["GPUMESH_OBJECT_MEMORY"] = str(object_bytes)
         self._mesh = GPUMesh.local(workers=1, slots=SLOTS)
 
     def close(self) -> None:
@@ -43,6 +46,10 @@ class Mesh:
         remote = self._accelerated(function).remote
         return lambda item: remote(item).result()
 
+    def submitter(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
+        remote: Callable[[Any], Any] = self._accelerated(function).remote
+        return remote
+
     def submit_all(self, function: Callable[..., Any], items: Sequence[Any]) -> List[Any]:
         remote = self._accelerated(function).remote
         return [remote(item) for item in items]
@@ -55,8 +62,17 @@ class Mesh:
             items = [(item,) for item in items]  # A bare dict would be keyword arguments.
         return iter(self._accelerated(function).map(items))
 
+    def put(self, value: Any) -> Any:
+        return self._mesh.put(value)
+
+    def get(self, ref: Any) -> Any:
+        return self._mesh.get(ref)
+
     def heads(self) -> List[int]:
-        return [pid for pid in processes.descendants(os.getpid()) if processes.name(pid) == "gpumesh-coord"]
+        return processes.named("gpumesh-coord")
+
+    def stores(self) -> List[int]:
+        return processes.named("gpumesh-coord", "gpumesh-worker")
 
 
 SYSTEM = Mesh

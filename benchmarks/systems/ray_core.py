@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-from typing import Any, Callable, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 from benchmarks import processes
 from benchmarks.systems import SLOTS
@@ -29,12 +28,14 @@ class Ray:
     """`remote` and `get` of the list of all refs."""
 
     streams = False
+    getter = "ray"
 
-    def open(self) -> None:
+    def open(self, *, object_bytes: Optional[int] = None) -> None:
         import ray
 
         self._ray = ray
-        ray.init(num_cpus=SLOTS, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        options: Dict[str, Any] = {} if object_bytes is None else {"object_store_memory": object_bytes}
+        ray.init(num_cpus=SLOTS, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **options)
 
     def close(self) -> None:
         self._ray.shutdown()
@@ -42,6 +43,10 @@ class Ray:
     def caller(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
         get, remote = self._ray.get, self._ray.remote(function).remote
         return lambda item: get(remote(item))
+
+    def submitter(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
+        remote: Callable[[Any], Any] = self._ray.remote(function).remote
+        return remote
 
     def submit_all(self, function: Callable[..., Any], items: Sequence[Any]) -> List[Any]:
         remote = self._ray.remote(function).remote
@@ -57,8 +62,17 @@ class Ray:
             ready, waiting = self._ray.wait(waiting)
             yield from self._ray.get(ready)
 
+    def put(self, value: Any) -> Any:
+        return self._ray.put(value)
+
+    def get(self, ref: Any) -> Any:
+        return self._ray.get(ref)
+
     def heads(self) -> List[int]:
-        return [pid for pid in processes.descendants(os.getpid()) if processes.name(pid) in ("gcs_server", "raylet")]
+        return processes.named("gcs_server", "raylet")
+
+    def stores(self) -> List[int]:
+        return processes.named("raylet")  # The store is a thread of it.
 
 
 SYSTEM = Ray

@@ -114,7 +114,9 @@ def test_only_the_rows_of_measured_workloads_are_judged() -> None:
 
 def test_every_row_names_a_workload_and_every_bar_a_system_that_exist() -> None:
     assert {row.workload for row in ROWS} == set(WORKLOADS)
-    assert {bar.against for row in ROWS for bar in (*row.bars, *row.goals)} <= {None, *PROFILES}
+    for row in ROWS:
+        assert {bar.against for bar in (*row.bars, *row.goals)} <= {None, *WORKLOADS[row.workload].systems}
+    assert {system for workload in WORKLOADS.values() for system in workload.systems} <= set(PROFILES)
 
 
 def test_the_bars_are_those_of_the_plan() -> None:
@@ -137,4 +139,19 @@ def test_the_bars_are_those_of_the_plan() -> None:
         ("many_pending", "total_s"): ([(0.5, "processpool")], [(0.25, "processpool")]),
         ("many_pending", "peak_mb"): ([(1, "processpool")], []),
         ("many_pending", "after_over_before"): ([(1.2, None)], []),
+        ("put_repeated", "warm_gb_s"): ([(0.7, "ray"), (5, "dask")], [(1, "ray")]),
+        ("get_other_process", "get_largest_over_smallest"): ([(2, None)], []),
+        ("get_other_process", "argument_largest_over_smallest"): ([(2, None)], []),
+        ("ref_argument", "calls_per_s"): ([(0.5, "ray")], [(1, "ray")]),
+        ("ref_argument", "at_once_per_s"): ([(0.5, "ray")], [(1, "ray")]),
+        ("return_100mb", "warm_gb_s"): ([(0.7, "ray"), (4, "dask")], [(1, "ray")]),
+        ("broadcast", "seconds"): ([(1.5, "ray")], [(1, "ray")]),
+        ("chain_1000", "seconds"): ([(0.5, "ray")], [(0.25, "ray")]),
+        ("store_spill", "resident_mb"): ([(700, None)], []),
+        ("cross_host", "put_over_plain"): ([(0.6, None)], [(0.9, None)]),
+        ("cross_host", "get_over_plain"): ([(0.6, None)], [(0.9, None)]),
+        ("cross_host", "argument_over_plain"): ([(0.6, None)], [(0.9, None)]),
+        ("cross_host", "result_over_plain"): ([(0.6, None)], [(0.9, None)]),
+        ("latency_under_transfer", "client_p99_ms"): ([(5, None)], [(2, None)]),
+        ("latency_under_transfer", "worker_p99_ms"): ([(5, None)], [(2, None)]),
     }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Iterator
 
@@ -37,7 +39,7 @@ def test_descendants_include_grandchildren_and_not_oneself(parent: subprocess.Po
 
 def test_a_running_process_has_name_memory_and_start(parent: subprocess.Popen[bytes]) -> None:
     assert processes.is_running(parent.pid)
-    assert processes.name(parent.pid)
+    assert parent.pid in processes.named(processes.name(parent.pid))
     assert processes.start_ticks(parent.pid) is not None
     assert MEGABYTE < processes.pss_bytes(parent.pid) < 100 * MEGABYTE
 
@@ -50,6 +52,7 @@ def test_a_process_that_ended_has_none_of_it() -> None:
     assert processes.name(ended.pid) == ""
     assert processes.start_ticks(ended.pid) is None
     assert processes.pss_bytes(ended.pid) == 0
+    assert processes.own_pss_bytes(ended.pid) == 0
     assert processes.cpu_seconds(ended.pid) == 0
     assert processes.fine_cpu_seconds(ended.pid) == 0
     assert processes.descendants(ended.pid) == []
@@ -73,3 +76,26 @@ def test_the_peak_is_seen_though_the_memory_was_given_back() -> None:
         del block
 
     assert peak.peak_bytes > before + 40 * MEGABYTE
+    assert peak.resident_bytes - peak.shared_bytes > 40 * MEGABYTE
+
+
+def test_shared_memory_that_nobody_maps_is_resident_and_no_processes_memory() -> None:
+    with processes.PeakMemory([os.getpid()]) as peak, tempfile.TemporaryFile(dir=processes.SHARED_MEMORY) as file:
+        file.write(bytes(60 * MEGABYTE))
+        file.flush()
+        time.sleep(0.5)
+
+    assert peak.shared_bytes > 40 * MEGABYTE
+    assert peak.resident_bytes > 40 * MEGABYTE
+
+
+def test_shared_memory_that_is_mapped_counts_once() -> None:
+    before = processes.own_pss_bytes(os.getpid()), processes.pss_bytes(os.getpid())
+    with tempfile.TemporaryFile(dir=processes.SHARED_MEMORY) as file:
+        file.truncate(60 * MEGABYTE)
+        with mmap.mmap(file.fileno(), 60 * MEGABYTE) as mapped:
+            mapped[:] = bytes(60 * MEGABYTE)
+            own, whole = processes.own_pss_bytes(os.getpid()), processes.pss_bytes(os.getpid())
+
+    assert whole - before[1] > 50 * MEGABYTE
+    assert own - before[0] < 10 * MEGABYTE

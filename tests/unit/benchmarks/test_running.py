@@ -60,6 +60,19 @@ def test_systems_take_turns_and_slow_ones_run_less_often(monkeypatch: pytest.Mon
     assert asked == [(0, "gpumesh"), (0, "processpool"), (0, "ray"), (1, "processpool"), (1, "gpumesh")]
 
 
+def test_a_workload_runs_only_on_the_systems_that_have_such_a_thing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: List[Tuple[str, str]] = []
+
+    def note(workload: str, system: str, repeat: int, *, quick: bool) -> Run:
+        asked.append((workload, system))
+        return Run(workload, system, repeat, {}, "", 0.0, 0.0, [])
+
+    monkeypatch.setattr(running, "run_once", note)
+    run_all(["cross_host", "put_small"], ["processpool", "ray", "dask"], repeats=1, quick=True, on_run=lambda run: None)
+
+    assert asked == [("put_small", "ray"), ("put_small", "dask")]
+
+
 def test_a_run_that_does_not_end_is_killed_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(WORKLOADS, "first_result", WORKLOADS["first_result"]._replace(timeout_seconds=0.2))
 
