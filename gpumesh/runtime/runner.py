@@ -1,6 +1,6 @@
 """Main of a pool process: runs user code, one task at a time, from a plain blocking loop. No event loop, no policy.
 
-    agent ── RunTasks ──> socket ──> [queue] ── one task ──> user code ──> [results] ──> socket ── TasksFinished ──> agent
+    agent ── RunTasks ──> channel ──> [queue] ── one task ──> user code ──> [results] ──> channel ── TasksFinished ──> agent
 
 Promises:
 
@@ -30,11 +30,12 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 from gpumesh.config import CONTROL_FRAME_BYTES, RESULT_FLUSH_SECONDS
 from gpumesh.errors import MeshError
 from gpumesh.model.outcomes import Status
-from gpumesh.protocol.connection import Connection
 from gpumesh.protocol.messages import DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
 from gpumesh.runtime import system
 from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, REVOKED, SENT, SINCE, STARTED, Page
-from gpumesh.serialization import exceptions, functions, values
+from gpumesh.runtime.runner_channel import RunnerChannel
+from gpumesh.runtime.runner_objects import RunnerObjects
+from gpumesh.serialization import exceptions, functions, refs, values
 
 OUTPUT_FDS = (1, 2)
 HELD_RESULTS = 256  # Results held at most, whatever their age.
@@ -94,10 +95,10 @@ class Runner:
     """The process's one object."""
 
     def __init__(self, sock: socket.socket, page: Page) -> None:
-        self._socket = sock
         self._page = page
         self._words = page.words
-        self._connection = Connection.trusted()
+        self._channel = RunnerChannel(sock, self._on_message, self._on_stray)
+        self._objects = RunnerObjects(self._channel)
         self._queue: Deque[Tuple[_Spec, Tuple[Any, ...]]] = deque()
         self._functions: Dict[bytes, _Function] = {}
         self._specs: Dict[int, _Spec] = {}
@@ -105,7 +106,6 @@ class Runner:
         self._held_bytes = 0
         self._number = 0  # Of the task started last.
         self._is_executing = False
-        self._is_sending = False
         self._flushes = 0
         self._last_sent = 0.0
         self.has_written = False
@@ -113,13 +113,18 @@ class Runner:
     def run(self) -> None:
         """Serve until the agent closes the socket."""
         signal.signal(signal.SIGINT, self._on_signal)
-        self._send(RunnerReady(os.getpid()))
+        refs.set_process_space(self._objects)
+        self._channel.send(RunnerReady(os.getpid()))
         queue = self._queue
+        receive = self._channel.receive
+        objects = self._objects
         while True:
             while not queue:
                 if self._results:
                     self._flush()
-                if not self._receive():
+                if objects.is_used or refs.are_used:
+                    objects.settle()
+                if not receive(queue.__len__):
                     return
             spec, task = queue.popleft()
             self._run(spec, task[0], task[1], task[2])
@@ -135,24 +140,38 @@ class Runner:
         if revoked and number >= revoked:
             words[FINISHED] = number
             self._results.append((task_id, attempt, _NOT_RUN, {}, 0.0))
+            if type(payload) is not bytes:
+                self._objects.take(payload)
+                self._objects.end_task()
             return
         status = _OK
+        arguments: Any = None
+        keywords: Any = None
+        value: Any = None
         try:
             try:
                 self._is_executing = True
+                if type(payload) is not bytes:
+                    self._objects.take(payload)
                 function = spec.function
                 call = function.call
                 if call is None:
                     call = self._load(function)
-                arguments, keywords = values.loads_call(payload)
+                if type(payload) is bytes:
+                    arguments, keywords = values.loads_call(payload)
+                else:
+                    arguments, keywords = self._objects.load_call(payload)
                 value = call(*arguments, **keywords)
                 if type(value).__name__ == "coroutine":
                     value = _await(value)
-                result: Any = values.dumps(value, what="the result")
+                result: Any = self._objects.dump_result(value)
             finally:
                 self._is_executing = False
+                arguments = keywords = value = None  # Arrays among them would keep their mappings open.
         except BaseException as error:  # noqa: BLE001  # User code may raise anything; it is told to its owner.
             status, result = self._failure(spec, error, number)
+        if self._objects.is_used or refs.are_used:
+            self._objects.end_task()
         seconds = monotonic() - started
         words[FINISHED] = number
         self._results.append((task_id, attempt, status, result, seconds))
@@ -166,6 +185,8 @@ class Runner:
             or type(result) is not bytes
         ):
             self._flush()
+            if self._objects.is_used or refs.are_used:
+                self._objects.settle()
 
     def _load(self, function: _Function) -> Callable[..., Any]:
         if function.error is not None:
@@ -188,60 +209,40 @@ class Runner:
             error.__traceback__ = None
 
     def _on_signal(self, number: int, frame: Optional[FrameType]) -> None:
+        channel = self._channel
         if self._is_executing and self._words[INTERRUPT] == self._number:
-            raise KeyboardInterrupt
-        if self._words[FLUSH] != self._flushes and not self._is_sending:
+            if not channel.is_busy:
+                raise KeyboardInterrupt
+            channel.is_interrupted = True
+        if self._words[FLUSH] != self._flushes and not channel.is_busy:
             self._flushes = self._words[FLUSH]
             if self._results:
                 self._flush()
 
-    # --- the socket
+    # --- the channel
 
     def _flush(self) -> None:
         results, self._results = self._results, []
         self._held_bytes = 0
         self.has_written = False
-        self._send(TasksFinished(results))
+        self._channel.send(TasksFinished(results))
         self._words[SENT] += len(results)
         self._last_sent = monotonic()
 
-    def _send(self, message: Any) -> None:
-        self._is_sending = True
-        try:
-            connection = self._connection
-            connection.send(message)
-            while True:
-                parts = connection.data_to_send()
-                if not parts:
-                    return
-                for part in parts:
-                    self._socket.sendall(part)
-        except BrokenPipeError:
-            os._exit(0)  # The agent is gone.
-        finally:
-            self._is_sending = False
+    def _on_message(self, kind: Any, message: Any) -> None:
+        if kind is RunTasks:
+            spec = self._specs[message.spec]
+            self._queue.extend([(spec, task) for task in message.tasks])
+        elif kind is DefineFunction:
+            self._functions[message.digest] = _Function(message.body)
+        elif kind is DefineSpec:
+            fields = message.spec
+            self._specs[message.number] = _Spec(self._functions[fields[0]], fields[1], fields[4] == 0)
+        elif not self._objects.on_message(kind, message):
+            raise RuntimeError(f"the agent sent {message!r}")
 
-    def _receive(self) -> bool:
-        """Wait for messages and take them in; False at the end of the stream."""
-        try:
-            count = self._socket.recv_into(self._connection.get_buffer())
-        except ConnectionResetError:
-            return False
-        if not count:
-            return False
-        for message in self._connection.buffer_updated(count, 0.0):
-            kind = type(message)
-            if kind is RunTasks:
-                spec = self._specs[message.spec]
-                self._queue.extend([(spec, task) for task in message.tasks])
-            elif kind is DefineFunction:
-                self._functions[message.digest] = _Function(message.body)
-            elif kind is DefineSpec:
-                fields = message.spec
-                self._specs[message.number] = _Spec(self._functions[fields[0]], fields[1], fields[4] == 0)
-            else:
-                raise RuntimeError(f"the agent sent {message!r}")
-        return True
+    def _on_stray(self, answer: Any) -> None:
+        self._objects.on_stray(answer)
 
 
 def _await(value: Any) -> Any:

@@ -1,0 +1,362 @@
+"""The object store as a task sees it: inputs that are mapped, results and puts that are written, references that are counted.
+
+    ObjectAt(0) ──> given ──task starts──> mapped ──task ends, nobody uses it──> closed ── UnpinObjects ──> agent
+                                              └── still used (a global array) ──> tried again after each later task
+
+Nothing of the store is imported before the first object is large.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from itertools import count
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional, Sequence, Tuple
+
+from gpumesh.config import INLINE_VALUE_BYTES
+from gpumesh.errors import MeshError, ObjectLostError, ObjectStoreFullError
+from gpumesh.model.payloads import Bundle, OutOfBand, Stored, payload_bytes
+from gpumesh.protocol.messages import (
+    CreateSegment,
+    DeleteObjects,
+    HoldRefs,
+    LocateObject,
+    ObjectAt,
+    PutObject,
+    ReleaseRefs,
+    SegmentCreated,
+    SegmentsGone,
+    UnpinObjects,
+)
+from gpumesh.runtime.runner_channel import RunnerChannel
+from gpumesh.serialization import refs, values
+
+if TYPE_CHECKING:
+    from gpumesh.store.segments import Mapping, SegmentWriter
+
+_OWNER_BITS = 31
+
+
+class _Input:
+    """An object that this process may map: `pins` answers said where it is."""
+
+    __slots__ = ("oid", "path", "nbytes", "pins", "mapping")
+
+    def __init__(self, oid: int, path: str, nbytes: int) -> None:
+        self.oid = oid
+        self.path = path
+        self.nbytes = nbytes
+        self.pins = 1
+        self.mapping: Optional[Mapping] = None
+
+
+class RunnerObjects:
+    """The space (serialization.refs) of a pool process. Everything but `take` and what ends a task may be called by any thread."""
+
+    def __init__(self, channel: RunnerChannel) -> None:
+        self.table = refs.RefTable()
+        self.is_used = False  # Until then there is nothing to settle.
+        self._channel = channel
+        self._given: Dict[int, Deque[_Input]] = {}  # Inputs of tasks to come, by object.
+        self._current: Dict[int, _Input] = {}  # Inputs of the task that runs.
+        self._mapped: Deque[_Input] = deque()  # Perhaps in use.
+        self._unpins: Deque[Tuple[int, int]] = deque()
+        self._segments: Dict[int, int] = {}  # Number of a CreateSegment -> the object.
+        self._unwanted: Deque[int] = deque()  # Objects that were to be written, and will not be.
+        self._writer: Optional[SegmentWriter] = None
+        self._writing = threading.Lock()
+        self._owner = 0
+        self._sequence = count(1)
+
+    # --- inputs
+
+    def on_message(self, kind: Any, message: Any) -> bool:
+        """A message of the agent; False if it is none of these."""
+        if kind is ObjectAt and message.number == 0:
+            self.is_used = True
+            given = _Input(message.oid, message.path, message.nbytes)
+            self._given.setdefault(message.oid, deque()).append(given)
+        elif kind is ObjectAt or kind is SegmentCreated:
+            self._channel.take_answer(message)
+        elif kind is SegmentsGone:
+            if self._writer is not None:
+                self._writer.forget(message.names)
+        else:
+            return False
+        return True
+
+    def on_stray(self, answer: Any) -> None:
+        """An answer that nobody waits for any more."""
+        if type(answer) is SegmentCreated:
+            oid = self._segments.pop(answer.number)
+            if not answer.error:
+                self._unwanted.append(oid)
+        elif answer.path:
+            self._unpins.append((answer.oid, 1))
+
+    def take(self, payload: Any) -> None:
+        """A task is next: its inputs are its own from now on. `end_task` ends that."""
+        for oid in stored_in(payload):
+            given = self._given.get(oid)
+            if not given:
+                continue  # The agent knows nobody who wants this task any more.
+            found = given.popleft()
+            if not given:
+                del self._given[oid]
+            before = self._current.setdefault(oid, found)
+            if before is not found:
+                before.pins += found.pins
+
+    def load_call(self, payload: Any) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        """The arguments of the task whose payload was taken.
+
+        An object that stands in several places is the same value in all of them, as it would be without a mesh.
+
+        Raises:
+            SerializationError: Something cannot be rebuilt here.
+        """
+        if not isinstance(payload, tuple):
+            arguments: Tuple[Tuple[Any, ...], Dict[str, Any]] = self._load(payload, "the arguments")
+            return arguments
+        args, kwargs = self._load(payload[0], "the arguments")
+        if not payload[1]:
+            return args, kwargs
+        loaded: Dict[int, Any] = {}
+        positional = list(args)
+        for place, part in payload[1]:
+            oid = part.oid if type(part) is Stored else 0
+            value = loaded[oid] if oid in loaded else self._load(part, f"argument {place!r}")
+            if oid:
+                loaded[oid] = value
+            if isinstance(place, int):
+                positional[place] = value
+            else:
+                kwargs[place] = value
+        return tuple(positional), kwargs
+
+    def _load(self, payload: Any, what: str) -> Any:
+        while isinstance(payload, tuple):
+            payload = payload[0]  # A result that refers to others; its refs count as they are unpickled.
+        if type(payload) is not Stored:
+            return values.loads(payload, what=what)
+        given = self._current.get(payload.oid)
+        if given is None:
+            raise ObjectLostError(f"{refs.show_object(payload.oid)} was not handed to this process")
+        return self._map(given, what)
+
+    def _map(self, given: _Input, what: str) -> Any:
+        from gpumesh.store.segments import Mapping
+
+        if given.mapping is None:
+            given.mapping = Mapping(given.path, given.nbytes)
+        return values.loads(OutOfBand(given.mapping.parts), what=what)
+
+    def end_task(self) -> None:
+        """The task is over and its arguments are dropped: let go of what nobody uses any more.
+
+        References that live on here are told now: before its end is, which may be told at any moment from now on.
+        """
+        if self._current:
+            for given in self._current.values():
+                self._let_go(given)
+            self._current.clear()
+        self.sweep()
+        held = self.table.take_holds() if self.table else []
+        if held:
+            self._channel.send(HoldRefs(held))
+
+    def _let_go(self, given: _Input) -> None:
+        if given.mapping is None or given.mapping.is_private:
+            self._unpins.append((given.oid, given.pins))
+        else:
+            self._mapped.append(given)
+
+    def sweep(self) -> None:
+        """Close the mappings that nobody uses any more."""
+        for _ in range(len(self._mapped)):
+            given = self._mapped.popleft()
+            assert given.mapping is not None
+            if given.mapping.try_close():
+                self._unpins.append((given.oid, given.pins))
+            else:
+                self._mapped.append(given)
+
+    # --- what the mesh is told
+
+    def settle(self) -> None:
+        """After the ends of tasks were told: tell what is not needed any more."""
+        self.sweep()
+        news = self._news()
+        if news:
+            self._channel.send(*news)
+
+    def _news(self) -> List[Any]:
+        news: List[Any] = []
+        if self.table:
+            held = self.table.take_holds()
+            released = self.table.take_releases()
+            if held:
+                news.append(HoldRefs(held))
+            if released:
+                news.append(ReleaseRefs(released))
+        if self._unwanted:
+            news.append(DeleteObjects([self._unwanted.popleft() for _ in range(len(self._unwanted))]))
+        if self._unpins:
+            counts: Dict[int, int] = {}
+            while self._unpins:
+                oid, pins = self._unpins.popleft()
+                counts[oid] = counts.get(oid, 0) + pins
+            news.append(UnpinObjects(list(counts.items())))
+        return news
+
+    # --- results
+
+    def dump_result(self, value: Any) -> Any:
+        """A value as the payload of a result, in the store if it is large.
+
+        Raises:
+            SerializationError: It cannot be pickled.
+            ObjectStoreFullError: There is no room for it.
+        """
+        if not refs.are_used:
+            return self._keep(values.dumps(value, what="the result", snapshot=False), ())
+        with refs.collecting() as collected:
+            payload = values.dumps(value, what="the result", snapshot=False)
+        oids = tuple(collected)
+        payload = self._keep(payload, oids)
+        return Bundle(payload, (), oids) if oids else payload
+
+    def _keep(self, payload: Any, oids: Sequence[int]) -> Any:
+        if payload_bytes(payload) <= INLINE_VALUE_BYTES:
+            return payload
+        self.is_used = True
+        return self._store(payload, oids)
+
+    def _store(self, payload: Any, oids: Sequence[int]) -> Stored:
+        """Write a value into a segment and hand it over; one grant of it is this process's."""
+        from gpumesh.store.container import container_bytes
+        from gpumesh.store.segments import SegmentWriter
+
+        parts = payload.parts if type(payload) is OutOfBand else [payload]
+        nbytes = container_bytes(parts)
+        oid = self._new_oid()
+        created = self._create_segment(oid, nbytes)
+        try:
+            with self._writing:
+                if self._writer is None:
+                    self._writer = SegmentWriter()
+                self._writer.write(created.path, nbytes, parts)
+            self._channel.send(PutObject(oid, nbytes, os.path.basename(created.path), None, list(oids)))
+        except BaseException as error:
+            self._unwanted.append(oid)
+            if isinstance(error, OSError):
+                folder = os.path.dirname(created.path)
+                raise ObjectStoreFullError(f"cannot write {nbytes} bytes to {folder}: {error.strerror}") from error
+            raise
+        return Stored(oid, nbytes)
+
+    def _create_segment(self, oid: int, nbytes: int) -> SegmentCreated:
+        def question(number: int) -> CreateSegment:
+            self._segments[number] = oid
+            return CreateSegment(number, oid, nbytes)
+
+        created: SegmentCreated = self._channel.answer_to(self._channel.ask(question))
+        del self._segments[created.number]
+        if created.error:
+            raise _error(created.error)
+        return created
+
+    def _new_oid(self) -> int:
+        if not self._owner:
+            self._owner = (int.from_bytes(os.urandom(4), "little") >> (32 - _OWNER_BITS)) | 1
+        return self._owner << 32 | next(self._sequence)
+
+    # --- in tasks
+
+    def put(self, value: Any) -> refs.ObjectRef:
+        """Store a value; the reference keeps it alive.
+
+        Raises:
+            SerializationError: It cannot be pickled.
+            ObjectStoreFullError: There is no room for it.
+        """
+        self.is_used = True
+        with refs.collecting() as collected:
+            payload = values.dumps(value, what="the value", snapshot=False)
+        oids = list(collected)
+        if payload_bytes(payload) > INLINE_VALUE_BYTES:
+            stored = self._store(payload, oids)
+            return refs.ObjectRef(stored.oid, stored.nbytes, self, granted=1)
+        nbytes = payload_bytes(payload)
+        oid = self._new_oid()
+        self._channel.send(PutObject(oid, nbytes, "", payload, oids))
+        return refs.ObjectRef(oid, nbytes, self, granted=1)
+
+    def get(self, wanted: Any, timeout: Optional[float] = None) -> Any:
+        """The value of a reference; of a list or tuple of them, the list of values. Arrays are private to the caller.
+
+        Raises:
+            TimeoutError: It is not there after `timeout` seconds.
+            ObjectLostError: The object is gone.
+        """
+        self.is_used = True
+        deadline = None if timeout is None else monotonic() + timeout
+        if isinstance(wanted, refs.ObjectRef):
+            return self._get([wanted], deadline)[0]
+        return self._get(list(wanted), deadline)
+
+    def _get(self, wanted: List[refs.ObjectRef], deadline: Optional[float]) -> List[Any]:
+        for ref in wanted:
+            if not isinstance(ref, refs.ObjectRef):
+                raise TypeError(f"get takes an ObjectRef or a list of them, not {type(ref).__name__}")
+        asked: List[int] = []
+        found: List[Any] = []
+        try:
+            for ref in wanted:
+                asked.append(self._channel.ask(lambda number, oid=ref.oid: LocateObject(number, oid)))  # type: ignore[misc]
+            for ref in wanted:
+                answer = self._channel.answer_to(asked[len(found)], deadline)
+                if answer is None:
+                    raise TimeoutError(f"{ref!r} is not there yet")
+                found.append(self._value_of(answer))
+        finally:
+            self._channel.forget(asked[len(found) :])
+        return found
+
+    def _value_of(self, answer: ObjectAt) -> Any:
+        if answer.error:
+            raise _error(answer.error)
+        what = f"the value of {refs.show_object(answer.oid)}"
+        if not answer.path:
+            return self._load(answer.data, what)
+        given = _Input(answer.oid, answer.path, answer.nbytes)
+        try:
+            return self._map(given, what)
+        finally:
+            self._let_go(given)
+
+    def delete(self, oids: List[int]) -> None:
+        """Nobody needs these any more."""
+        self._channel.send(DeleteObjects(oids))
+
+
+def stored_in(payload: Any) -> List[int]:
+    """The stored objects whose bytes a payload stands for, once for each mention."""
+    if type(payload) is Stored:
+        return [payload.oid]
+    if not isinstance(payload, tuple):
+        return []
+    found = stored_in(payload[0])
+    for _, part in payload[1]:
+        found += stored_in(part)
+    return found
+
+
+def _error(text: str) -> MeshError:
+    """What the owner's words mean: they start with their kind."""
+    kind, _, rest = text.partition(": ")
+    if kind == "full":
+        return ObjectStoreFullError(rest)
+    return ObjectLostError(rest if kind == "lost" else text)
