@@ -8,6 +8,7 @@ MeshError
 ├── MeshClosedError                            the mesh object was closed
 ├── SerializationError (TypeError)             a value cannot travel
 ├── NoSuitableWorkerError                      no machine can ever run the task
+├── EnvironmentBuildError                      the packages that the task needs cannot be installed
 ├── RemoteTaskError                            the task raised something that cannot be rebuilt here
 ├── WorkerCrashedError                         the process that ran the task died
 ├── TaskTimeoutError (TimeoutError)            the task ran longer than its limit
@@ -55,6 +56,10 @@ class SerializationError(MeshError, TypeError):
 
 class NoSuitableWorkerError(MeshError):
     """No worker can ever satisfy what the task requires."""
+
+
+class EnvironmentBuildError(MeshError):
+    """The environment that the task is to run in cannot be built, or its processes do not start."""
 
 
 class RemoteTaskError(MeshError):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import select
 import signal
 import socket
+import sys
 from collections import deque
-from typing import Any, Deque, Dict, List, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional, Set, Tuple, Union
 
 from gpumesh.config import OUTPUT_READ_BYTES
 from gpumesh.model.outcomes import Status
+from gpumesh.model.tasks import TaskSpec
 from gpumesh.protocol.connection import Closed, Connection
 from gpumesh.protocol.messages import DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
 from gpumesh.runtime.link import PeerLink, Turn
@@ -22,9 +25,12 @@ from gpumesh.runtime.spawner_link import Launch as Launch
 from gpumesh.runtime.spawner_link import SpawnerLink, append_to, text_of
 from gpumesh.scheduler import local
 
+if TYPE_CHECKING:
+    from gpumesh.runtime.environments import Environment, Environments
+
 logger = logging.getLogger(__name__)
 
-_NOT_RUN = int(Status.NOT_RUN)
+_PACKAGES = TaskSpec._fields.index("packages")
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
     "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS",
@@ -135,6 +141,7 @@ class RunnerPool:
         self._loop = loop
         own = SpawnerLink(loop, spawner, on_answer=self._on_spawner_answer, on_lost=self._on_spawner_lost)
         self._spawners = {local.OWN_ENVIRONMENT: own}  # One for each environment.
+        self._environments: Optional[Environments] = None  # Once a spec names packages.
         self._owner = owner
         self._path = path
         self._folder = folder
@@ -157,6 +164,8 @@ class RunnerPool:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._environments is not None:
+            self._environments.close()
         for spawner in self._spawners.values():
             spawner.close()
         if self._timer is not None:
@@ -184,7 +193,9 @@ class RunnerPool:
             per_slot = max(1, self.cores // self.slots)
             width = -(-cores * self.slots // self.cores) if cores else 1
             threads = min(self.cores, max(per_slot, cores))
-            self.local.on_spec(number, timeout=timeout, width=width, threads=threads)
+            packages = spec[_PACKAGES] if len(spec) > _PACKAGES else ()
+            environment = self._define_environment(number, packages) if packages else local.OWN_ENVIRONMENT
+            self.local.on_spec(number, timeout=timeout, width=width, threads=threads, environment=environment)
         return number
 
     def run(self, spec: int, tasks: Any, *, is_holding: bool = False) -> None:
@@ -194,19 +205,27 @@ class RunnerPool:
             self._holding.update(task[0] for task in tasks)
         for task_id, _, payload in tasks:
             payloads[task_id] = payload
+        if self._environments is not None and not self.local.is_draining and not self._environments.admits(spec, tasks):
+            return  # They wait there until theirs is built.
         self._perform(self.local.on_arrived(spec, tasks, self._loop.time()))
 
     def recall(self, tasks: Any, *, kill: bool) -> None:
         """The coordinator wants these back."""
+        if self._environments is not None:
+            self._report_unrun(self._environments.withdraw(tasks), Status.CANCELLED if kill else Status.NOT_RUN)
         self._perform(self.local.on_recalled(tasks, kill=kill, now=self._loop.time()))
 
     def drain(self) -> None:
         """Give back what has not started, finish what has."""
+        if self._environments is not None:
+            self._report_unrun(self._environments.withdraw_all(), Status.NOT_RUN)
         self._perform(self.local.drain())
 
     def abandon(self) -> None:
         """The coordinator is lost: end everything, report nothing of it."""
         self._payloads.clear()
+        if self._environments is not None:
+            self._environments.withdraw_all()
         holding, self._holding = self._holding, set()
         for task_id in holding:
             self._owner.on_inputs_free(task_id)
@@ -249,6 +268,8 @@ class RunnerPool:
                 self._signal(action.runner, signal.SIGKILL)
             elif kind is local.Health:
                 self._owner.on_health(action.problem)
+            elif kind is local.FailEnvironment:
+                self._fail_environment(action)
         self._arm()
 
     def _report(self, results: List[Tuple[int, int, int, Any, float]]) -> None:
@@ -320,7 +341,7 @@ class RunnerPool:
             "role": "runner",
             "key": action.runner,
             "environment": thread_environment(action.threads),
-            "path": self._path,
+            "path": self._path if action.environment == local.OWN_ENVIRONMENT else None,  # Else the spawner has it.
             "folder": self._folder,
         }
         fds = [theirs.fileno(), page_fd, out_write, err_write]
@@ -343,6 +364,54 @@ class RunnerPool:
 
     async def _attach(self, link: PeerLink, sock: socket.socket) -> None:
         await self._loop.create_unix_connection(lambda: link, sock=sock)
+
+    # --- environments
+
+    def _define_environment(self, spec: int, packages: Tuple[Any, ...]) -> int:
+        if self._environments is None:
+            from gpumesh.runtime.environments import Environments
+
+            self._environments = Environments(
+                self._loop,
+                self._path or sys.path,
+                on_settled=self._on_environment_settled,
+                on_idle=self._on_environment_idle,
+            )
+        environment = self._environments.define(spec, packages)
+        if environment.number not in self._spawners:
+            launch = functools.partial(self._environments.launch, environment)
+            link = SpawnerLink(self._loop, launch, on_answer=self._on_spawner_answer, on_lost=self._on_spawner_lost)
+            self._spawners[environment.number] = link
+        return environment.number
+
+    def _on_environment_settled(self, environment: Environment) -> None:
+        """It is built, or cannot be: what waited for it goes on."""
+        if self._is_closed:
+            return
+        for spec, tasks in environment.take_waiting():
+            if environment.is_ready:
+                self._perform(self.local.on_arrived(spec, [(*task, None) for task in tasks], self._loop.time()))
+            else:
+                self._report(environment.failures(tasks, where=self.label))
+
+    def _fail_environment(self, action: local.FailEnvironment) -> None:
+        assert self._environments is not None
+        environment = self._environments.by_number(action.environment)
+        environment.fail(describe_start(action.details), self._loop.time())
+        self._report(environment.failures(action.tasks, where=self.label))
+
+    def _on_environment_idle(self, environment: Environment) -> None:
+        """Its processes end; the next task starts others."""
+        self._perform(self.local.retire(environment.number))
+        spawner = self._spawners[environment.number]
+        if spawner.is_open and not any(process.environment == environment.number for process in self._processes.values()):
+            spawner.close()
+
+    def _report_unrun(self, tasks: List[Tuple[int, int]], status: Status) -> None:
+        if tasks:
+            self._report([(task_id, attempt, int(status), {}, 0.0) for task_id, attempt in tasks])
+
+    # --- spawners
 
     def _signal(self, ident: int, number: int) -> None:
         spawner = self._spawners[self._processes[ident].environment]
@@ -481,6 +550,13 @@ class RunnerPool:
             self._owner.on_output(task_id, stream, data)
             if once or len(data) < OUTPUT_READ_BYTES:
                 return
+
+
+def describe_start(details: Dict[str, Any]) -> str:
+    """Why a process does not start, for people."""
+    lines = str(details.get("stderr", "")).strip().splitlines()
+    said = "\n".join(f"  {line}" for line in lines)
+    return f"its processes do not start (exit code {details.get('exit')}): {details.get('reason') or 'they said last:'}\n{said}".rstrip()
 
 
 _tasks: Set[asyncio.Task[Any]] = set()

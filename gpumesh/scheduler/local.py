@@ -216,6 +216,11 @@ class LocalPool:
         return not self._queue and not any(runner.fed for runner in self._runners.values())
 
     @property
+    def is_draining(self) -> bool:
+        """Whether nothing new is taken."""
+        return self._draining
+
+    @property
     def queued(self) -> int:
         """Attempts waiting for a runner."""
         return len(self._queue)
