@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple, Type, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Type, Union
 
 from gpumesh.config import DEFAULT_RETRIES, PLACEMENT_TIMEOUT_SECONDS
 from gpumesh.model.records import NamedTuple
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         cost: Optional[float]
         placement_timeout: Optional[float]
         place: bool
+        packages: Optional[Sequence[str]]
 
 
 class Options(NamedTuple):
@@ -50,6 +51,7 @@ class Options(NamedTuple):
         cost: Relative length, if known.
         placement_timeout: Seconds to wait for a worker that can run it at all; None for ever.
         place: Move torch modules and tensors among the arguments to the task's device, and results back.
+        packages: Requirements ("scikit-learn==1.5.*") of an environment of their own, which workers build when they first need it.
     """
 
     gpu: Union[None, str, int, float, bool] = None
@@ -66,6 +68,7 @@ class Options(NamedTuple):
     cost: Optional[float] = None
     placement_timeout: Optional[float] = PLACEMENT_TIMEOUT_SECONDS
     place: bool = True
+    packages: Tuple[str, ...] = ()
 
     def spec(self, *, function: bytes, name: str, python: str) -> TaskSpec:
         """These options for one function body.
@@ -87,6 +90,7 @@ class Options(NamedTuple):
             cost=self.cost or 0.0,
             idempotent=self.idempotent,
             placement_timeout=-1.0 if self.placement_timeout is None else self.placement_timeout,
+            packages=self.packages,
         )
 
     def __str__(self) -> str:
@@ -228,6 +232,26 @@ def _check_device(name: str, value: Any) -> Optional[str]:
     return value
 
 
+def _check_packages(name: str, value: Any) -> Tuple[str, ...]:
+    """Sorted, each once: the same set is the same environment, however it is written."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        raise TypeError(f"{name}={value!r} must be a list of requirements; write {name}=[{value!r}]")
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise TypeError(f"{name}={value!r} must be a list of requirements such as ['scikit-learn==1.5.*']")
+    for package in value:
+        if not isinstance(package, str):
+            raise TypeError(f"{name}={value!r} holds {package!r}, which is not text such as 'scikit-learn==1.5.*'")
+        if not package.strip() or "\n" in package:
+            raise ValueError(f"{name}={value!r} holds {package!r}, which names no package")
+        if package.lstrip().startswith("-"):
+            raise ValueError(
+                f"{name}={value!r} holds {package!r}: options of an installer belong into its settings on the workers"
+            )
+    return tuple(sorted({package.strip() for package in value}))
+
+
 _CHECKS: Dict[str, Callable[[str, Any], Any]] = {
     "tags": _check_tags,
     "device": _check_device,
@@ -240,4 +264,5 @@ _CHECKS: Dict[str, Callable[[str, Any], Any]] = {
     "cost": _check_cost,
     "placement_timeout": _check_placement_timeout,
     "place": _check_flag,
+    "packages": _check_packages,
 }
