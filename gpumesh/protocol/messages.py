@@ -319,10 +319,14 @@ class ObjectStored(NamedTuple):
 
 @message(0x66)
 class LocateObject(NamedTuple):
-    """Peer that shares the host -> owner: where is it? Waits until it exists. Answered by ObjectAt."""
+    """Peer that shares the host -> owner: where is it? Waits until it exists. Answered by ObjectAt.
+
+    A runner asks its agent, which may have to make room for it first.
+    """
 
     number: int
     oid: int
+    nbytes: int = 0  # As far as the asker knows.
 
 
 @message(0x67)

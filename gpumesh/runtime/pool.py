@@ -61,6 +61,10 @@ class PoolOwner:
         """The spawner is gone and every runner with it, and this pool cannot start another."""
         raise AssertionError("overridden by the agent")
 
+    def on_results_heard(self, results: Any) -> None:
+        """A runner has told these, and `on_results` what was wanted of them."""
+        raise AssertionError("overridden by the agent")
+
     def on_feeding(self, runner: int, task_id: int, payload: Any) -> None:
         """A task whose inputs lie in the store is sent to this runner next."""
         raise AssertionError("overridden by the agent")
@@ -451,6 +455,7 @@ class RunnerPool:
                 if results:
                     self._drain_output(process, results[-1][0])
                 self._perform(self.local.on_results(process.ident, results, self._loop.time()))
+                self._owner.on_results_heard(results)
             elif kind is RunnerReady:
                 self._perform(self.local.on_ready(process.ident, self._loop.time()))
             elif kind is not Closed:

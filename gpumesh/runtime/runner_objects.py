@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 from gpumesh.config import INLINE_VALUE_BYTES
 from gpumesh.errors import MeshError, ObjectLostError, ObjectStoreFullError
@@ -265,7 +265,7 @@ class RunnerObjects:
         created: SegmentCreated = self._channel.answer_to(self._channel.ask(question))
         del self._segments[created.number]
         if created.error:
-            raise _error(created.error)
+            raise error_of(created.error)
         return created
 
     def _new_oid(self) -> int:
@@ -315,7 +315,7 @@ class RunnerObjects:
         found: List[Any] = []
         try:
             for ref in wanted:
-                asked.append(self._channel.ask(lambda number, oid=ref.oid: LocateObject(number, oid)))  # type: ignore[misc]
+                asked.append(self._channel.ask(_locate(ref)))
             for ref in wanted:
                 answer = self._channel.answer_to(asked[len(found)], deadline)
                 if answer is None:
@@ -327,7 +327,7 @@ class RunnerObjects:
 
     def _value_of(self, answer: ObjectAt) -> Any:
         if answer.error:
-            raise _error(answer.error)
+            raise error_of(answer.error)
         what = f"the value of {refs.show_object(answer.oid)}"
         if not answer.path:
             return self._load(answer.data, what)
@@ -342,6 +342,10 @@ class RunnerObjects:
         self._channel.send(DeleteObjects(oids))
 
 
+def _locate(ref: refs.ObjectRef) -> Callable[[int], LocateObject]:
+    return lambda number: LocateObject(number, ref.oid, ref.nbytes)
+
+
 def stored_in(payload: Any) -> List[int]:
     """The stored objects whose bytes a payload stands for, once for each mention."""
     if type(payload) is Stored:
@@ -354,8 +358,8 @@ def stored_in(payload: Any) -> List[int]:
     return found
 
 
-def _error(text: str) -> MeshError:
-    """What the owner's words mean: they start with their kind."""
+def error_of(text: str) -> MeshError:
+    """The exception for what the owner of a store says: its words start with their kind."""
     kind, _, rest = text.partition(": ")
     if kind == "full":
         return ObjectStoreFullError(rest)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import socket
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union
 
 from gpumesh.config import CONNECT_SECONDS, RECONNECT_FIRST_DELAY_SECONDS, RECONNECT_MAX_DELAY_SECONDS
 from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
@@ -27,6 +27,9 @@ from gpumesh.protocol.messages import (
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
 from gpumesh.runtime.link import PeerLink
 from gpumesh.runtime.pool import Launch, PoolOwner, RunnerPool
+
+if TYPE_CHECKING:
+    from gpumesh.runtime.worker_objects import WorkerObjects
 
 logger = logging.getLogger("gpumesh.worker")
 
@@ -65,6 +68,7 @@ class WorkerAgent(PoolOwner):
         self._over: asyncio.Future[Optional[BaseException]] = self._loop.create_future()  # Resolved when the agent is to end.
         self._lost: asyncio.Future[MeshError] = self._loop.create_future()  # Of the current connection.
         self._has_joined = False
+        self._objects: Optional[WorkerObjects] = None
 
     async def run(self) -> None:
         """Serve until drained or stopped.
@@ -79,6 +83,8 @@ class WorkerAgent(PoolOwner):
             if self._link is not None:
                 self._link.close("the worker leaves")
             self._pool.close()
+            if self._objects is not None:
+                self._objects.close()
 
     def drain(self, reason: str) -> None:
         """Finish what runs, give back what waits, then leave."""
@@ -87,6 +93,8 @@ class WorkerAgent(PoolOwner):
         self._is_draining = True
         if self._link is not None and self._link.connection.established:
             self._link.send(WorkerDraining(reason))
+        if self._objects is not None:
+            self._objects.drain()
         self._pool.drain()
         self._leave_if_done()
 
@@ -108,6 +116,8 @@ class WorkerAgent(PoolOwner):
                 delay = RECONNECT_FIRST_DELAY_SECONDS
                 logger.warning("lost the coordinator at %s (%s); trying again", self.address, error)
                 self._pool.abandon()
+                if self._objects is not None:
+                    self._objects.disconnected()
             else:
                 logger.info("cannot reach the coordinator at %s (%s); trying again", self.address, error)
             self._link = None
@@ -144,21 +154,35 @@ class WorkerAgent(PoolOwner):
         for message in events:
             kind = type(message)
             if kind is RunTasks:
-                self._pool.run(self._specs[message.spec], message.tasks)
+                self._run(self._specs[message.spec], message.tasks)
             elif kind is DefineFunction:
                 self._pool.define_function(message.digest, message.body)
             elif kind is DefineSpec:
                 fields = message.spec
                 self._specs[message.number] = self._pool.define_spec(fields, cores=fields[2][5], timeout=float(fields[3]))
             elif kind is RecallTasks:
-                self._pool.recall(message.tasks, kill=message.kill)
+                wanted = message.tasks
+                if self._objects is not None:
+                    wanted = self._objects.recall(wanted, kill=message.kill)
+                self._pool.recall(wanted, kill=message.kill)
             elif kind is Established:
                 self._join(link)
             elif kind is Closed and not self._lost.done():
                 self._lost.set_result(message.error or MeshUnavailableError(f"the coordinator left: {message.reason}"))
+            elif self._objects is not None and kind is not Closed:
+                self._objects.handle(kind, message)
+
+    def _run(self, spec: int, tasks: Any) -> None:
+        for task in tasks:
+            if type(task[2]) is not bytes:
+                self._open_objects().run(spec, tasks)
+                return
+        self._pool.run(spec, tasks)
 
     def _join(self, link: PeerLink) -> None:
         link.peer = self
+        if self._objects is not None:
+            self._objects.connected(link)
         self._has_joined = True
         link.send(RegisterWorker(self.worker_id, self.facts))
         logger.info("joined the mesh at %s with %d slots", self.address, self.facts.slots)
@@ -181,6 +205,8 @@ class WorkerAgent(PoolOwner):
     # --- from the pool
 
     def on_results(self, results: List[Tuple[int, int, int, Any, float]]) -> None:
+        if self._objects is not None:
+            self._objects.reported(results)
         if self._link is not None and self._link.connection.established:
             self._link.send(TasksFinished(results))
         if self._is_draining:
@@ -206,20 +232,38 @@ class WorkerAgent(PoolOwner):
     def on_pool_lost(self, reason: str) -> None:
         self._end(MeshUnavailableError(reason))
 
+    # --- objects: nothing of it is there before the first one is
+
+    def _open_objects(self) -> WorkerObjects:
+        if self._objects is None:
+            from gpumesh.runtime.worker_objects import WorkerObjects
+
+            self._objects = WorkerObjects(self._loop, self._pool, report=self.on_results, on_idle=self._leave_if_done)
+            if self._link is not None and self._link.connection.established:
+                self._objects.connected(self._link)
+        return self._objects
+
     def on_feeding(self, runner: int, task_id: int, payload: Any) -> None:
-        pass
+        if self._objects is not None:
+            self._objects.feeding(runner, task_id, payload)
 
     def on_inputs_free(self, task_id: int) -> None:
-        pass
+        if self._objects is not None:
+            self._objects.inputs_free(task_id)
+
+    def on_results_heard(self, results: Any) -> None:
+        if self._objects is not None:
+            self._objects.unreported(results)
 
     def on_runner_message(self, runner: int, kind: Any, message: Any) -> None:
-        pass
+        self._open_objects().runner_message(runner, kind, message)
 
     def on_runner_gone(self, runner: int) -> None:
-        pass
+        if self._objects is not None:
+            self._objects.runner_gone(runner)
 
     def _leave_if_done(self) -> None:
-        if self._pool.is_idle:
+        if self._pool.is_idle and (self._objects is None or self._objects.is_idle):
             # One more turn of the loop: the last results leave first.
             self._loop.call_soon(self._end, None)
 

@@ -1,0 +1,847 @@
+"""The objects of one worker: tasks wait here until their inputs are on this host, and runners ask here for segments and objects.
+
+    RunTasks ──> waiting ──admitted──> resolving ──all inputs here──> pool ──fed──> (input told to the runner) ──ended──> let go
+                    └── recalled, drained ──> NOT_RUN        └── an input is lost ──> RAISED
+
+Two ways behind one interface, chosen at the first need of a connection: a worker that can read the coordinator's probe shares
+its store, and forwards what runners ask; any other keeps a store of its own, fetches each input once, and hands over results.
+
+Promises:
+
+1. An object is located, or fetched, once however many tasks and runners want it meanwhile; it stays where it is until the last
+   of them has let go.
+2. What a runner had is given back when it is gone: what it was writing is discarded, its mappings count no more, its
+   references are released.
+3. An attempt that arrived is either in the pool or reported from here, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union
+
+from gpumesh.config import FETCH_WINDOW_BYTES, MIB
+from gpumesh.model.outcomes import Status
+from gpumesh.model.payloads import Bundle, Stored
+from gpumesh.protocol import messages as msg
+from gpumesh.protocol.connection import OBJECT_TRANSFER, ObjectDelivered
+from gpumesh.runtime import settings
+from gpumesh.runtime.link import PeerLink
+from gpumesh.runtime.pool import RunnerPool
+from gpumesh.runtime.runner_objects import error_of, stored_in
+
+if TYPE_CHECKING:
+    from gpumesh.store.objects import ObjectStore
+
+logger = logging.getLogger("gpumesh.worker")
+
+INPUTS_AHEAD_FRACTION = 0.25  # Of the memory for objects: inputs brought here before a slot is free for their task.
+INPUTS_AHEAD_BYTES = 64 * MIB  # At least.
+_NOT_RUN, _CANCELLED, _RAISED = int(Status.NOT_RUN), int(Status.CANCELLED), int(Status.RAISED)
+
+Result = Tuple[int, int, int, Any, float]
+OnFound = Callable[[Optional["Copy"], str], None]
+"""Told where an object is, or why it is nowhere."""
+
+
+class Copy:
+    """An object that somebody here wants or uses."""
+
+    __slots__ = ("oid", "nbytes", "path", "data", "is_here", "users", "waiting", "is_unwanted")
+
+    def __init__(self, oid: int, nbytes: int) -> None:
+        self.oid = oid
+        self.nbytes = nbytes
+        self.path = ""
+        self.data: Any = None  # A small object's payload, instead of a path.
+        self.is_here = False
+        self.users = 0  # Tasks, and mappings of runners; the object is pinned while there are any.
+        self.waiting: List[OnFound] = []
+        self.is_unwanted = False  # The mesh has freed it meanwhile.
+
+
+class _Account:
+    """What one runner has to give back."""
+
+    __slots__ = ("pins", "grants", "writing")
+
+    def __init__(self) -> None:
+        self.pins: Dict[int, int] = {}  # Object -> how often it was told where it is.
+        self.grants: Dict[int, int] = {}  # Object -> references that the coordinator counts for it.
+        self.writing: Dict[int, int] = {}  # Object that it was given a segment for -> its size.
+
+
+class _Waiting:
+    """A task whose inputs are not all here."""
+
+    __slots__ = ("spec", "task_id", "attempt", "payload", "oids", "missing", "held", "found", "is_over")
+
+    def __init__(self, spec: int, task_id: int, attempt: int, payload: Any, inputs: Dict[int, int]) -> None:
+        self.spec = spec
+        self.task_id = task_id
+        self.attempt = attempt
+        self.payload = payload
+        self.oids = inputs  # Object -> its size.
+        self.missing = len(inputs)
+        self.held: List[int] = []  # Those of them that are here.
+        self.found: Dict[int, Any] = {}  # Small ones, to be put in their places.
+        self.is_over = False
+
+
+class WorkerObjects:
+    """See the module's promises. Every method runs on the loop's thread.
+
+    Args:
+        report: Results of tasks that never reached the pool.
+        on_idle: Called when a worker that is leaving may have nothing left to do here.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        pool: RunnerPool,
+        *,
+        report: Callable[[List[Result]], None],
+        on_idle: Callable[[], None],
+    ) -> None:
+        self.pool = pool
+        self.link: Optional[PeerLink] = None
+        self.limit = settings.object_memory()
+        self._loop = loop
+        self._report = report
+        self._on_idle = on_idle
+        self._way: Union[_Shared, _Own, None] = None
+        self._own: Optional[_Own] = None  # Stays for the next connection.
+        self._undecided: List[Callable[[], None]] = []  # What waits for the way to be known.
+        self._is_asking = False
+        self._copies: Dict[int, Copy] = {}
+        self._copy_bytes = 0
+        self._accounts: Dict[int, _Account] = {}
+        self._waiting: OrderedDict[Tuple[int, int], _Waiting] = OrderedDict()  # (task, attempt): not admitted yet.
+        self._resolving: Dict[Tuple[int, int], _Waiting] = {}
+        self._running: Dict[int, List[int]] = {}  # Task in the pool -> the objects that it uses.
+        self._results: Dict[int, int] = {}  # Large object put by a runner -> that runner; until it was told as a result.
+        self._is_draining = False
+        self._ahead_bytes = max(INPUTS_AHEAD_BYTES, int(self.limit * INPUTS_AHEAD_FRACTION))
+
+    # --- the connection
+
+    def connected(self, link: PeerLink) -> None:
+        """There is a coordinator; it knows nothing of what was before."""
+        self.link = link
+        self._ask_way()
+
+    def disconnected(self) -> None:
+        """The coordinator is lost, and with it every reference of this worker. The pool has been told to abandon its tasks."""
+        self.link = None
+        self._is_asking = False
+        for waiting in (*self._waiting.values(), *self._resolving.values()):
+            waiting.is_over = True
+        self._waiting.clear()
+        self._resolving.clear()
+        undecided, self._undecided = self._undecided, []
+        way, self._way = self._way, None
+        if way is not None:
+            way.disconnected()
+        elif undecided:
+            self.lose_copies("the connection to the coordinator was lost")
+        self._results.clear()
+        for account in self._accounts.values():
+            account.grants.clear()
+
+    def close(self) -> None:
+        """The worker ends."""
+        if self._own is not None:
+            self._own.close()
+
+    def send(self, message: Any) -> None:
+        """To the coordinator, if there is one."""
+        if self.link is not None and self.link.connection.established:
+            self.link.send(message)
+
+    def handle(self, kind: Any, message: Any) -> None:
+        """A message of the coordinator, or an event of its connection."""
+        if kind is msg.StoreOffer:
+            self._decide(message)
+        elif self._way is not None:
+            self._way.handle(kind, message)
+
+    def _with_way(self, act: Callable[[], None]) -> None:
+        """Do it once it is known whether the coordinator's memory is this host's."""
+        if self._way is not None:
+            act()
+            return
+        self._undecided.append(act)
+        self._ask_way()
+
+    def _ask_way(self) -> None:
+        if self._is_asking or self.link is None or not self._undecided:
+            return
+        self._is_asking = True
+        if os.environ.get("GPUMESH_NO_SHARED_MEMORY", "") not in ("", "0"):
+            self._decide(None)
+        else:
+            self.send(msg.OpenStore())
+
+    def _decide(self, offer: Optional[msg.StoreOffer]) -> None:
+        if self._way is not None or not self._is_asking:
+            return
+        self._is_asking = False
+        if offer is not None and _shares_host(offer):
+            self._way = _Shared(self)
+        else:
+            if self._own is None:
+                self._own = _Own(self, self._loop)
+            self._way = self._own
+        logger.debug("objects: %s", type(self._way).__name__)
+        undecided, self._undecided = self._undecided, []
+        for act in undecided:
+            act()
+
+    # --- objects that are used here
+
+    def acquire(self, oid: int, nbytes: int, then: OnFound) -> None:
+        """Have an object here; who is told where has to `release` it once."""
+        copy = self._copies.get(oid)
+        if copy is not None and copy.is_here:
+            copy.users += 1
+            then(copy, "")
+            return
+        if copy is not None:
+            copy.waiting.append(then)
+            return
+        copy = self._copies[oid] = Copy(oid, nbytes)
+        self._copy_bytes += nbytes
+        copy.waiting.append(then)
+        wanted = copy
+        self._with_way(lambda: self._resolve(wanted))
+
+    def _resolve(self, copy: Copy) -> None:
+        assert self._way is not None
+        self._way.resolve(copy)
+
+    def found(self, copy: Copy, path: str, data: Any, error: str) -> None:
+        """An object is here, or is not to be had. A path is pinned until the last user has let go."""
+        waiting, copy.waiting = copy.waiting, []
+        if error:
+            self._forget(copy)
+            for then in waiting:
+                then(None, error)
+            return
+        copy.path, copy.data, copy.is_here = path, data, True
+        copy.users += len(waiting)
+        for then in waiting:
+            then(copy, "")
+
+    def release(self, oid: int, count: int = 1) -> None:
+        """So many users have let go."""
+        copy = self._copies.get(oid)
+        if copy is None or not copy.is_here:
+            return  # Of a connection that is over.
+        copy.users -= count
+        if copy.users <= 0:
+            self._forget(copy)
+            if copy.path and self._way is not None:
+                self._way.let_go(copy)
+            elif copy.path and self._own is not None:
+                self._own.let_go(copy)
+
+    def _forget(self, copy: Copy) -> None:
+        if self._copies.get(copy.oid) is copy:
+            del self._copies[copy.oid]
+            self._copy_bytes -= copy.nbytes
+
+    def lose_copies(self, reason: str) -> None:
+        """Nothing of what is here may be used any more: the store behind it is gone."""
+        copies, self._copies = self._copies, {}
+        self._copy_bytes = 0
+        for copy in copies.values():
+            for then in copy.waiting:
+                then(None, f"lost: {reason}")
+        for account in self._accounts.values():
+            account.pins.clear()
+            account.writing.clear()
+
+    def copy_of(self, oid: int) -> Optional[Copy]:
+        """The copy that somebody uses or waits for."""
+        return self._copies.get(oid)
+
+    # --- tasks
+
+    def run(self, spec: int, tasks: Any) -> None:
+        """Attempts arrived, and some of them are more than plain bytes."""
+        plain: List[Tuple[int, int, Any]] = []
+        for task_id, attempt, payload in tasks:
+            oids = {} if type(payload) is bytes else sizes_of(payload)
+            if not oids:
+                plain.append((task_id, attempt, payload))
+            elif self._is_draining:
+                self._report([(task_id, attempt, _NOT_RUN, {}, 0.0)])
+            else:
+                self._waiting[(task_id, attempt)] = _Waiting(spec, task_id, attempt, payload, oids)
+        if plain:
+            self.pool.run(spec, plain)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Bring in the inputs of the next tasks: those that slots are free for, and some more as far as memory allows."""
+        while self._waiting:
+            key, waiting = next(iter(self._waiting.items()))
+            if len(self._resolving) + len(self._running) >= self.pool.slots:
+                more = sum(nbytes for oid, nbytes in waiting.oids.items() if oid not in self._copies)
+                if self._copy_bytes + more > self._ahead_bytes:
+                    return
+            del self._waiting[key]
+            self._resolving[key] = waiting
+            for oid, nbytes in waiting.oids.items():
+                self.acquire(oid, nbytes, self._on_input(waiting, oid))
+
+    def _on_input(self, waiting: _Waiting, oid: int) -> OnFound:
+        def then(copy: Optional[Copy], error: str) -> None:
+            if waiting.is_over:
+                if copy is not None:
+                    self.release(oid)
+            elif copy is None:
+                self._fail(waiting, error)
+            else:
+                waiting.missing -= 1
+                waiting.held.append(oid)
+                if not copy.path:
+                    waiting.found[oid] = copy.data
+                if not waiting.missing:
+                    self._start(waiting)
+
+        return then
+
+    def _start(self, waiting: _Waiting) -> None:
+        """All inputs are here."""
+        waiting.is_over = True
+        del self._resolving[(waiting.task_id, waiting.attempt)]
+        payload = _filled(waiting.payload, waiting.found) if waiting.found else waiting.payload
+        before = self._running.pop(waiting.task_id, ())  # An attempt that was given up and has not ended.
+        self._running[waiting.task_id] = waiting.held
+        for oid in before:
+            self.release(oid)
+        self.pool.run(waiting.spec, [(waiting.task_id, waiting.attempt, payload)], is_holding=True)
+
+    def _fail(self, waiting: _Waiting, error: str) -> None:
+        from gpumesh.serialization.exceptions import dump_exception
+
+        self._drop(waiting)
+        payload = dump_exception(error_of(error))
+        self._report([(waiting.task_id, waiting.attempt, _RAISED, payload, 0.0)])
+        self._loop.call_soon(self._admit)
+
+    def _drop(self, waiting: _Waiting) -> None:
+        key = (waiting.task_id, waiting.attempt)
+        waiting.is_over = True
+        if self._waiting.pop(key, None) is None:
+            del self._resolving[key]
+        for oid in waiting.held:
+            self.release(oid)
+
+    def recall(self, tasks: Any, *, kill: bool) -> Any:
+        """The coordinator wants these back; those that the pool has are left."""
+        if not self._waiting and not self._resolving:
+            return tasks
+        status = _CANCELLED if kill else _NOT_RUN
+        left: List[Tuple[int, int]] = []
+        given_back: List[Result] = []
+        for task_id, attempt in tasks:
+            key = (task_id, attempt)
+            waiting = self._waiting.get(key) or self._resolving.get(key)
+            if waiting is None:
+                left.append(key)
+            else:
+                self._drop(waiting)
+                given_back.append((task_id, attempt, status, {}, 0.0))
+        if given_back:
+            self._report(given_back)
+            self._admit()
+        return left
+
+    def drain(self) -> None:
+        """Give back what has not reached the pool."""
+        self._is_draining = True
+        waiting = [*self._resolving.values(), *self._waiting.values()]
+        for each in waiting:
+            self._drop(each)
+        if waiting:
+            self._report([(each.task_id, each.attempt, _NOT_RUN, {}, 0.0) for each in waiting])
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits here and every result has been handed over."""
+        return not (self._waiting or self._resolving or (self._way is not None and not self._way.is_idle))
+
+    def may_be_idle(self) -> None:
+        """Something that a leaving worker waits for is done."""
+        if self._is_draining:
+            self._on_idle()
+
+    # --- the pool
+
+    def feeding(self, runner: int, task_id: int, payload: Any) -> None:
+        """A task goes to this runner next: tell it where the inputs are, once for each mention."""
+        account = self._account(runner)
+        for oid in stored_in(payload):
+            copy = self._copies.get(oid)
+            if copy is None or not copy.path:
+                continue  # Abandoned: nobody will hear of this task.
+            copy.users += 1
+            account.pins[oid] = account.pins.get(oid, 0) + 1
+            self.pool.send(runner, msg.ObjectAt(0, oid, copy.path, copy.nbytes, None, ""))
+
+    def inputs_free(self, task_id: int) -> None:
+        """A task has left the pool."""
+        for oid in self._running.pop(task_id, ()):
+            self.release(oid)
+        if self._waiting:
+            self._loop.call_soon(self._admit)  # Not now: the pool is in the middle of acting.
+
+    def reported(self, results: List[Result]) -> None:
+        """These ends of tasks were told: the coordinator lets go of the objects in them for the runners that made them."""
+        if not self._results:
+            return
+        for result in results:
+            oid = _result_oid(result[3])
+            runner = self._results.pop(oid, None) if oid else None
+            if runner is not None:
+                self._take_grants(runner, oid, 1)
+
+    def unreported(self, results: Any) -> None:
+        """A runner told these: what was not passed on is nobody's."""
+        if not self._results:
+            return
+        for result in results:
+            oid = _result_oid(result[3])
+            runner = self._results.pop(oid, None) if oid else None
+            if runner is not None and self._take_grants(runner, oid, 1):
+                self.send(msg.ReleaseRefs([(oid, 1)]))
+
+    # --- runners
+
+    def runner_message(self, runner: int, kind: Any, message: Any) -> None:
+        """A runner wants something."""
+        account = self._account(runner)
+        if kind is msg.CreateSegment:
+            account.writing[message.oid] = message.nbytes
+            self._with_way(lambda: self._create(runner, message))
+        elif kind is msg.PutObject:
+            account.grants[message.oid] = account.grants.get(message.oid, 0) + 1
+            if not message.segment:
+                self.send(message)
+            elif account.writing.pop(message.oid, None) is not None and self._way is not None:
+                self._results[message.oid] = runner
+                self._way.put(message)
+        elif kind is msg.LocateObject:
+            self.acquire(message.oid, message.nbytes, self._on_located(runner, message.number))
+        elif kind is msg.UnpinObjects:
+            for oid, count in message.objects:
+                self._unpin(account, oid, count)
+        elif kind is msg.HoldRefs:
+            for oid in message.oids:
+                account.grants[oid] = account.grants.get(oid, 0) + 1
+            self.send(message)
+        elif kind is msg.ReleaseRefs:
+            self._release_refs(runner, message.objects)
+        elif kind is msg.DeleteObjects:
+            written = [oid for oid in message.oids if account.writing.pop(oid, None) is not None]
+            for oid in written:
+                self._discard(oid)
+            others = [oid for oid in message.oids if oid not in written]
+            if others:
+                self.send(msg.DeleteObjects(others))
+        else:
+            raise RuntimeError(f"a runner sent {message!r}")
+
+    def _create(self, runner: int, message: msg.CreateSegment) -> None:
+        assert self._way is not None
+        oid = message.oid
+
+        def then(path: str, error: str) -> None:
+            account = self._accounts.get(runner)
+            if path and (account is None or oid not in account.writing):
+                self._discard(oid)
+                return
+            if account is not None and not path:
+                account.writing.pop(oid, None)
+            self.pool.send(runner, msg.SegmentCreated(message.number, path, error))
+
+        self._way.create(runner, oid, message.nbytes, then)
+
+    def _discard(self, oid: int) -> None:
+        """What a runner was writing is not wanted."""
+        if self._way is not None:
+            self._way.discard(oid)
+
+    def _on_located(self, runner: int, number: int) -> OnFound:
+        def then(copy: Optional[Copy], error: str) -> None:
+            if copy is None:
+                self.pool.send(runner, msg.ObjectAt(number, 0, "", 0, None, error))
+            elif not copy.path:
+                self.pool.send(runner, msg.ObjectAt(number, copy.oid, "", 0, copy.data, ""))
+                self.release(copy.oid)
+            elif self.pool.send(runner, msg.ObjectAt(number, copy.oid, copy.path, copy.nbytes, None, "")):
+                pins = self._account(runner).pins
+                pins[copy.oid] = pins.get(copy.oid, 0) + 1
+            else:
+                self.release(copy.oid)
+
+        return then
+
+    def _unpin(self, account: _Account, oid: int, count: int) -> None:
+        held = account.pins.get(oid, 0)
+        count = min(count, held)
+        if count <= 0:
+            return
+        if held > count:
+            account.pins[oid] = held - count
+        else:
+            del account.pins[oid]
+        self.release(oid, count)
+
+    def _release_refs(self, runner: int, objects: Any) -> None:
+        released = [(oid, self._take_grants(runner, oid, count)) for oid, count in objects]
+        released = [(oid, count) for oid, count in released if count]
+        if released:
+            self.send(msg.ReleaseRefs(released))
+
+    def _take_grants(self, runner: int, oid: int, count: int) -> int:
+        """Strike grants from a runner's account; how many there were."""
+        account = self._accounts.get(runner)
+        held = 0 if account is None else account.grants.get(oid, 0)
+        if account is None or not held:
+            return 0
+        if held > count:
+            account.grants[oid] = held - count
+            return count
+        del account.grants[oid]
+        self._results.pop(oid, None)
+        return held
+
+    def runner_gone(self, runner: int) -> None:
+        """Give back what it had."""
+        account = self._accounts.pop(runner, None)
+        if account is None:
+            return
+        for oid in account.writing:
+            self._discard(oid)
+        for oid, count in account.pins.items():
+            self.release(oid, count)
+        for oid in account.grants:
+            self._results.pop(oid, None)
+        if account.grants:
+            self.send(msg.ReleaseRefs(list(account.grants.items())))
+
+    def _account(self, runner: int) -> _Account:
+        account = self._accounts.get(runner)
+        if account is None:
+            account = self._accounts[runner] = _Account()
+        return account
+
+    def tell_writers(self, names: List[str], runner: Optional[int] = None) -> None:
+        """Segments are gone: their writers let go of them."""
+        for each in list(self._accounts) if runner is None else [runner]:
+            self.pool.send(each, msg.SegmentsGone(names))
+
+
+class _Shared:
+    """The coordinator's store is this host's."""
+
+    def __init__(self, objects: WorkerObjects) -> None:
+        self.is_idle = True
+        self._objects = objects
+        self._next = 1
+        self._locating: Dict[int, Copy] = {}
+        self._creating: Dict[int, Callable[[str, str], None]] = {}
+
+    def resolve(self, copy: Copy) -> None:
+        self._locating[self._next] = copy
+        self._objects.send(msg.LocateObject(self._next, copy.oid))
+        self._next += 1
+
+    def let_go(self, copy: Copy) -> None:
+        self._objects.send(msg.UnpinObjects([(copy.oid, 1)]))
+
+    def create(self, runner: int, oid: int, nbytes: int, then: Callable[[str, str], None]) -> None:
+        self._creating[self._next] = then
+        self._objects.send(msg.CreateSegment(self._next, oid, nbytes))
+        self._next += 1
+
+    def put(self, message: msg.PutObject) -> None:
+        self._objects.send(message)
+
+    def discard(self, oid: int) -> None:
+        self._objects.send(msg.DeleteObjects([oid]))
+
+    def handle(self, kind: Any, message: Any) -> None:
+        if kind is msg.ObjectAt:
+            copy = self._locating.pop(message.number, None)
+            if copy is not None:
+                copy.nbytes = message.nbytes if message.path else copy.nbytes
+                self._objects.found(copy, message.path, message.data, message.error)
+        elif kind is msg.SegmentCreated:
+            then = self._creating.pop(message.number, None)
+            if then is not None:
+                then(message.path, message.error)
+        elif kind is msg.SegmentsGone:
+            self._objects.tell_writers(message.names)
+
+    def disconnected(self) -> None:
+        creating, self._creating = self._creating, {}
+        for then in creating.values():
+            then("", "lost: the connection to the coordinator was lost")
+        self._objects.lose_copies("the connection to the coordinator was lost")
+
+
+class _Own:
+    """This host has a store of its own, and the coordinator's objects come over the connection."""
+
+    def __init__(self, objects: WorkerObjects, loop: asyncio.AbstractEventLoop) -> None:
+        from gpumesh.store.objects import ObjectStore
+
+        self._objects = objects
+        self._loop = loop
+        self._timer: Optional[asyncio.TimerHandle] = None
+        self._timer_at = 0.0
+        self._store: ObjectStore = ObjectStore(
+            limit=objects.limit,
+            spill_dir=settings.spill_dir(),
+            call_soon=self._call_soon,
+            now=loop.time,
+            on_gone=lambda writer, names: objects.tell_writers(names, int(writer)) if writer else None,
+        )
+        self._next = OBJECT_TRANSFER
+        self._incoming: Dict[int, Copy] = {}  # Fetch number -> what is being received.
+        self._outgoing: Dict[int, int] = {}  # The coordinator's fetch number -> object.
+        self._unconfirmed: Dict[int, None] = {}  # Objects of runners that the coordinator does not have yet.
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the coordinator has all that was made here."""
+        return not self._unconfirmed
+
+    # --- objects come
+
+    def resolve(self, copy: Copy) -> None:
+        if self._store.is_sealed(copy.oid):
+            self._pin(copy)
+        else:
+            size = max(copy.nbytes, 1)
+            self._store.create(copy.oid, size, writer="", is_copy=True, then=lambda path, error: self._fetch(copy, path, error))
+        self._arm()
+
+    def _pin(self, copy: Copy) -> None:
+        def then(path: Optional[str], error: Optional[Exception]) -> None:
+            self._objects.found(copy, path or "", None, "" if path else words(error))
+
+        self._store.pin(copy.oid, then)
+
+    def _fetch(self, copy: Copy, path: Optional[str], error: Optional[Exception]) -> None:
+        """There is room for it, or not."""
+        link = self._objects.link
+        if path is None:
+            self._objects.found(copy, "", None, words(error))
+        elif link is None or not link.connection.established or self._objects.copy_of(copy.oid) is not copy:
+            self._store.discard(copy.oid)
+            self._objects.found(copy, "", None, "lost: the connection to the coordinator was lost")
+        else:
+            number, self._next = self._next, OBJECT_TRANSFER | (self._next + 1)
+            self._incoming[number] = copy
+            link.connection.receive_into(number, self._store.writable_view(copy.oid))
+            link.send(msg.FetchObject(number, copy.oid, FETCH_WINDOW_BYTES))
+
+    def _on_sent(self, number: int) -> None:
+        copy = self._incoming.pop(number, None)
+        if copy is not None:
+            self._store.release_view(copy.oid)
+            self._store.seal(copy.oid)
+            self._pin(copy)
+
+    def _on_not_sent(self, message: msg.ObjectAt) -> None:
+        """A small object, or none."""
+        copy = self._incoming.pop(message.number, None)
+        if copy is not None:
+            self._store.release_view(copy.oid)
+            self._store.discard(copy.oid)
+            self._objects.found(copy, "", message.data, message.error)
+
+    def let_go(self, copy: Copy) -> None:
+        self._store.unpin(copy.oid)
+        if copy.is_unwanted:
+            self._store.discard(copy.oid)
+        self._arm()
+
+    # --- objects go
+
+    def create(self, runner: int, oid: int, nbytes: int, then: Callable[[str, str], None]) -> None:
+        self._store.create(
+            oid, nbytes, writer=str(runner), then=lambda path, error: then(path or "", "" if path else words(error))
+        )
+        self._arm()
+
+    def put(self, message: msg.PutObject) -> None:
+        self._store.seal(message.oid)
+        self._unconfirmed[message.oid] = None
+        self._objects.send(message._replace(segment=""))
+        self._arm()
+
+    def discard(self, oid: int) -> None:
+        if self._store.contains(oid):
+            self._store.discard(oid)
+            self._arm()
+
+    def _on_fetch(self, message: msg.FetchObject) -> None:
+        number, oid = message.number, message.oid
+        link = self._objects.link
+        assert link is not None
+        if not self._store.is_sealed(oid):
+            link.send(msg.ObjectAt(number, oid, "", 0, None, "lost: the worker that made it no longer has it"))
+            return
+        self._outgoing[number] = oid
+
+        def then(path: Optional[str], error: Optional[Exception]) -> None:
+            if path is None:
+                if self._outgoing.pop(number, None) is not None:
+                    link.send(msg.ObjectAt(number, oid, "", 0, None, words(error)))
+            elif self._objects.link is not link or number not in self._outgoing:
+                self._store.unpin(oid)
+            else:
+                link.connection.send_object(number, [self._store.view(oid)], message.window)
+                link.flush_soon()
+
+        self._store.pin(oid, then)
+
+    def _on_delivered(self, number: int) -> None:
+        oid = self._outgoing.pop(number, None)
+        if oid is not None:
+            self._store.release_view(oid)
+            self._store.unpin(oid)
+
+    def _on_stored(self, message: msg.ObjectStored) -> None:
+        self._unconfirmed.pop(message.oid, None)
+        if self._store.contains(message.oid):
+            if message.error:
+                self._store.discard(message.oid)
+            else:
+                self._store.make_evictable(message.oid)
+        self._objects.may_be_idle()
+
+    def _on_freed(self, oids: Any) -> None:
+        for oid in oids:
+            copy = self._objects.copy_of(oid)
+            if copy is not None:
+                copy.is_unwanted = True
+            elif self._store.contains(oid):
+                self._store.discard(oid)
+
+    # --- the shell
+
+    def handle(self, kind: Any, message: Any) -> None:
+        if kind is msg.ObjectSent:
+            self._on_sent(message.number)
+        elif kind is msg.ObjectAt:
+            self._on_not_sent(message)
+        elif kind is msg.FetchObject:
+            self._on_fetch(message)
+        elif kind is ObjectDelivered or kind is msg.CancelFetch:
+            self._on_delivered(message.number)
+        elif kind is msg.ObjectStored:
+            self._on_stored(message)
+        elif kind is msg.FreeObjects:
+            self._on_freed(message.oids)
+        self._arm()
+
+    def disconnected(self) -> None:
+        """What is here belongs to a mesh that is over; runners may still map some of it."""
+        incoming, self._incoming = self._incoming, {}
+        outgoing, self._outgoing = self._outgoing, {}
+        self._unconfirmed.clear()
+        for oid in outgoing.values():
+            self._store.release_view(oid)
+            self._store.unpin(oid)
+        for copy in incoming.values():
+            self._store.release_view(copy.oid)
+        for row in self._store.describe():
+            if self._store.contains(row["oid"]):
+                self._store.discard(row["oid"])
+        for copy in incoming.values():
+            self._objects.found(copy, "", None, "lost: the connection to the coordinator was lost")
+        self._arm()
+
+    def close(self) -> None:
+        """Remove the store's folder."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._store.close()
+
+    def _call_soon(self, callback: Callable[[], None]) -> None:
+        def act() -> None:
+            callback()
+            self._arm()
+
+        try:
+            self._loop.call_soon_threadsafe(act)
+        except RuntimeError:
+            pass  # The loop has ended, and the store with it.
+
+    def _arm(self) -> None:
+        deadline = self._store.next_deadline()
+        if deadline is None or (self._timer is not None and self._timer_at <= deadline):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._store.on_time(max(self._loop.time(), self._timer_at))
+        self._arm()
+
+
+def sizes_of(payload: Any) -> Dict[int, int]:
+    """The stored objects whose bytes a payload stands for, and their sizes."""
+    if type(payload) is Stored:
+        return {payload.oid: payload.nbytes}
+    if not isinstance(payload, tuple):
+        return {}
+    found = sizes_of(payload[0])
+    for _, part in payload[1]:
+        found.update(sizes_of(part))
+    return found
+
+
+def words(error: Optional[Exception]) -> str:
+    """Why there is no object, as it travels."""
+    from gpumesh.errors import ObjectStoreFullError
+
+    return f"{'full' if isinstance(error, ObjectStoreFullError) else 'lost'}: {error}"
+
+
+def _filled(payload: Any, found: Dict[int, Any]) -> Any:
+    """The payload with small objects in place of their names."""
+    if type(payload) is Stored:
+        return found.get(payload.oid, payload)
+    if not isinstance(payload, tuple):
+        return payload
+    inputs = tuple((place, _filled(part, found)) for place, part in payload[1])
+    return Bundle(_filled(payload[0], found), inputs, payload[2])
+
+
+def _result_oid(payload: Any) -> int:
+    """The object that is the value of a result; 0 if it is none."""
+    while isinstance(payload, tuple):
+        payload = payload[0]
+    return payload.oid if type(payload) is Stored else 0
+
+
+def _shares_host(offer: msg.StoreOffer) -> bool:
+    from gpumesh.store.segments import shares_host
+
+    return shares_host(offer.probe, offer.secret)
