@@ -22,6 +22,7 @@ import weakref
 from collections import OrderedDict
 from typing import Any, Iterable, Iterator, List, Optional, Sequence, Tuple
 
+from gpumesh.errors import ObjectStoreFullError
 from gpumesh.store.container import container_bytes, container_views, open_container, write_container
 
 try:
@@ -42,6 +43,7 @@ _STAGING = ".new"
 _OWNER = "owner"
 _PROBE = "probe"
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14: page tables for a whole range at once, three times as fast as faults.
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 _NO_MAPS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 
@@ -178,8 +180,21 @@ class SegmentWriter:
             parts: Bytes-likes; they must not change meanwhile.
 
         Raises:
-            OSError: No space left there (ENOSPC), or the segment is gone.
+            ObjectStoreFullError: No space is left there.
+            OSError: The segment is gone.
         """
+        try:
+            self._write(path, nbytes, parts)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            folder = os.path.dirname(path)
+            raise ObjectStoreFullError(
+                f"no space is left in {folder} for an object of {nbytes} bytes; free some of that file system, give it more, "
+                f"or let the object store use less of it (--object-memory)"
+            ) from error
+
+    def _write(self, path: str, nbytes: int, parts: Sequence[Any]) -> None:
         name = os.path.basename(path)
         kept = self._maps.get(name)
         if kept is None or len(kept) < nbytes:

@@ -315,6 +315,11 @@ class Table:
         actions += self._release(segment)
         return actions + self._settle(entry) + self._serve(now)
 
+    def restrict(self, limit: int) -> None:
+        """There is less memory than was thought. Before the first object."""
+        assert not self._entries
+        self.limit = self.room = min(self.limit, limit)
+
     def make_copy(self, oid: int) -> None:
         """The coordinator has it too."""
         entry = self.find(oid)
