@@ -69,6 +69,8 @@ class WorkerFacts(NamedTuple):
     gpumesh: str = ""
     pid: int = 0
     problem: str = ""  # Not empty: unhealthy or paused, takes no tasks; the text is for people.
+    versions: Tuple[Tuple[str, str], ...] = ()  # (package, version) of well-known packages, as far as installed.
+    installing: Tuple[Tuple[str, ...], ...] = ()  # Sets of packages that it builds environments of: their tasks have to wait.
 
 
 def facts_from_wire(fields: Any) -> WorkerFacts:
@@ -82,7 +84,9 @@ def facts_from_wire(fields: Any) -> WorkerFacts:
         plain: Any = facts.devices
         devices = tuple(DeviceFacts(*device[: len(DeviceFacts._fields)]) for device in plain)
         tags = tuple((str(name), str(value)) for name, value in facts.tags)
-        facts = facts._replace(devices=devices, tags=tags, score=float(facts.score))
+        versions = tuple((str(package), str(version)) for package, version in facts.versions)
+        installing = tuple(tuple(str(package) for package in packages) for packages in facts.installing)
+        facts = facts._replace(devices=devices, tags=tags, score=float(facts.score), versions=versions, installing=installing)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"these are not worker facts: {error}") from None
     _check_fields(facts, text=("hostname", "python", "platform", "gpumesh", "problem"), counts=("cores", "memory", "pid"))
@@ -272,4 +276,5 @@ def facts_as_dict(facts: WorkerFacts) -> Dict[str, Any]:
     plain = facts._asdict()
     plain["devices"] = [device._asdict() for device in facts.devices]
     plain["tags"] = dict(facts.tags)
+    plain["versions"] = dict(facts.versions)
     return plain

@@ -1,10 +1,11 @@
-"""The environments of one worker: which sets of packages its tasks ask for, how far each is, and who waits for it.
+"""The environments of one worker: which sets of packages its tasks ask for, and how far each is.
 
     NEW ── a task comes ──> BUILDING ── built, or found on disk ──> READY
                                └── fails ──> FAILED ── a task comes, after a while ──> BUILDING
 
 An environment is a virtual environment in the user's cache folder, named by a hash of what is in it, shared by all workers of that
-user on this machine. It is built by a process of its own (runtime.environment_build); tasks wait here meanwhile.
+user on this machine. It is built by a process of its own (runtime.environment_build). Tasks that come before that is done go
+back, and the coordinator is told that no more of them can run here for a while: whoever waits for an installer holds no slot.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class EnvironmentState(enum.Enum):
 class Environment:
     """One set of packages."""
 
-    __slots__ = ("number", "packages", "folder", "state", "problem", "failed_at", "used_at", "waiting", "builder", "said")
+    __slots__ = ("number", "packages", "folder", "state", "problem", "failed_at", "used_at", "builder", "said")
 
     def __init__(self, number: int, packages: Tuple[str, ...], folder: str) -> None:
         self.number = number  # 1, 2, ...: the pool's name of it.
@@ -59,7 +60,6 @@ class Environment:
         self.problem = ""  # Why the last build came to nothing.
         self.failed_at = 0.0
         self.used_at = 0.0  # When the last task came.
-        self.waiting: Dict[int, List[Tuple[int, int]]] = {}  # By spec: tasks, (task id, attempt), in their order.
         self.builder: Optional[subprocess.Popen[bytes]] = None
         self.said = b""  # By the builder.
 
@@ -68,10 +68,10 @@ class Environment:
         """Whether tasks can run in it."""
         return self.state is EnvironmentState.READY
 
-    def take_waiting(self) -> List[Tuple[int, List[Tuple[int, int]]]]:
-        """What waits here, (spec, tasks), and no longer does."""
-        waiting, self.waiting = self.waiting, {}
-        return [(spec, tasks) for spec, tasks in waiting.items() if tasks]
+    @property
+    def is_building(self) -> bool:
+        """Whether tasks can run in it later."""
+        return self.state is EnvironmentState.BUILDING
 
     def fail(self, problem: str, now: float) -> None:
         """It cannot be used; tasks that come later try again."""
@@ -79,7 +79,7 @@ class Environment:
         self.problem = problem
         self.failed_at = now
 
-    def failures(self, tasks: List[Tuple[int, int]], *, where: str) -> List[Tuple[int, int, int, Any, float]]:
+    def failures(self, tasks: Iterable[Tuple[int, int]], *, where: str) -> List[Tuple[int, int, int, Any, float]]:
         """How these tasks end, because it cannot be used on the worker of that name."""
         from gpumesh.errors import EnvironmentBuildError
         from gpumesh.model.outcomes import Status
@@ -98,7 +98,7 @@ class Environments:
 
     Args:
         path: Where the worker finds modules; tasks in an environment find there what the environment does not have.
-        on_settled: Called when one is built, or cannot be.
+        on_change: Called when a build begins, and when it is over.
         on_idle: Called now and then for one that no task has come for in `ENVIRONMENT_IDLE_SECONDS`.
     """
 
@@ -107,13 +107,13 @@ class Environments:
         loop: asyncio.AbstractEventLoop,
         path: List[str],
         *,
-        on_settled: Callable[[Environment], None],
+        on_change: Callable[[], None],
         on_idle: Callable[[Environment], None],
     ) -> None:
         self._loop = loop
         self._path = path
         self._root = environments_folder()
-        self._on_settled = on_settled
+        self._on_change = on_change
         self._on_idle = on_idle
         self._by_packages: Dict[Tuple[str, ...], Environment] = {}
         self._of_spec: Dict[int, Environment] = {}
@@ -133,37 +133,19 @@ class Environments:
         """The environment that the pool calls this."""
         return next(environment for environment in self._by_packages.values() if environment.number == number)
 
-    def admits(self, spec: int, tasks: Iterable[Tuple[int, int, Any]]) -> bool:
-        """Whether tasks of this spec can run now; if not, they wait here until `on_settled`."""
+    def obstacle(self, spec: int) -> Optional[Environment]:
+        """What keeps tasks of this spec from running now: an environment that is being built, from now on, or cannot be."""
         environment = self._of_spec.get(spec)
         if environment is None:
-            return True
+            return None
         environment.used_at = self._loop.time()
-        if environment.state is EnvironmentState.READY:
-            return True
-        environment.waiting.setdefault(spec, []).extend((task[0], task[1]) for task in tasks)
-        if environment.state is not EnvironmentState.BUILDING:
+        if environment.state in (EnvironmentState.NEW, EnvironmentState.FAILED):
             self._prepare(environment)
-        return False
+        return None if environment.is_ready else environment
 
-    def withdraw(self, tasks: Iterable[Tuple[int, int]]) -> List[Tuple[int, int]]:
-        """Those of these tasks, (task id, attempt), that wait here; they no longer do."""
-        wanted = dict(tasks)
-        found: List[Tuple[int, int]] = []
-        for environment in self._by_packages.values():
-            for spec, waiting in list(environment.waiting.items()):
-                found.extend(task for task in waiting if wanted.get(task[0]) == task[1])
-                environment.waiting[spec] = [task for task in waiting if wanted.get(task[0]) != task[1]]
-        return found
-
-    def withdraw_all(self) -> List[Tuple[int, int]]:
-        """All tasks that wait here; they no longer do."""
-        found: List[Tuple[int, int]] = []
-        for environment in self._by_packages.values():
-            for waiting in environment.waiting.values():
-                found.extend(waiting)
-            environment.waiting.clear()
-        return found
+    def under_way(self) -> Tuple[Tuple[str, ...], ...]:
+        """The sets of packages that are being installed."""
+        return tuple(e.packages for e in self._by_packages.values() if e.state is EnvironmentState.BUILDING)
 
     def launch(self, environment: Environment, stderr: int) -> Any:
         """Start the process that forks this environment's runners; see `runtime.spawner_link.Launch`."""
@@ -177,11 +159,10 @@ class Environments:
         return launch_spawner(environment=variables, stderr=stderr, python=python, behind=self._path)
 
     def close(self) -> None:
-        """Nobody waits any more; builds under way end and leave nothing."""
+        """Builds under way end and leave nothing."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         for environment in self._by_packages.values():
-            environment.waiting.clear()
             builder, environment.builder = environment.builder, None
             if builder is not None:
                 assert builder.stdout is not None
@@ -194,21 +175,19 @@ class Environments:
         """Have it built, unless that has failed a moment ago."""
         is_failed = environment.state is EnvironmentState.FAILED
         if is_failed and self._loop.time() - environment.failed_at < ENVIRONMENT_RETRY_SECONDS:
-            self._loop.call_soon(self._on_settled, environment)
-            return
-        if is_complete(environment.folder):
-            self._settle(environment, "")
             return
         problem = wrong_with(environment.packages)
-        if problem:
+        if problem or is_complete(environment.folder):
             self._settle(environment, problem)
             return
-        logger.info("building an environment for %s in %s", ", ".join(environment.packages), environment.folder)
-        environment.state = EnvironmentState.BUILDING
         try:
             self._start_builder(environment)
         except OSError as error:
-            self._loop.call_soon(self._settle, environment, f"no process for it can be started: {error}")
+            self._settle(environment, f"no process for it can be started: {error}")
+            return
+        logger.info("building an environment for %s in %s", ", ".join(environment.packages), environment.folder)
+        environment.state = EnvironmentState.BUILDING
+        self._on_change()
 
     def _start_builder(self, environment: Environment) -> None:
         request = {
@@ -253,6 +232,7 @@ class Environments:
         self._settle(environment, "" if code == 0 else said or f"the process that builds it ended with exit code {code}")
 
     def _settle(self, environment: Environment, problem: str) -> None:
+        was_building = environment.state is EnvironmentState.BUILDING
         if problem:
             environment.fail(problem, self._loop.time())
             logger.warning("no environment for %s: %s", ", ".join(environment.packages), problem)
@@ -260,7 +240,8 @@ class Environments:
             environment.state = EnvironmentState.READY
             if self._idle_timer is None:
                 self._idle_timer = self._loop.call_later(ENVIRONMENT_IDLE_SECONDS, self._look_for_idle)
-        self._on_settled(environment)
+        if was_building:
+            self._on_change()
 
     def _look_for_idle(self) -> None:
         now = self._loop.time()

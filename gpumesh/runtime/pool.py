@@ -57,6 +57,10 @@ class PoolOwner:
         """The pool cannot run tasks ("": it can again)."""
         raise AssertionError("overridden by the agent")
 
+    def on_installing(self, packages: Tuple[Tuple[str, ...], ...]) -> None:
+        """Environments of these sets of packages are being built: their tasks cannot run here until that is over."""
+        raise AssertionError("overridden by the agent")
+
     def on_pool_lost(self, reason: str) -> None:
         """The spawner is gone and every runner with it, and this pool cannot start another."""
         raise AssertionError("overridden by the agent")
@@ -209,27 +213,24 @@ class RunnerPool:
             self._holding.update(task[0] for task in tasks)
         for task_id, _, payload in tasks:
             payloads[task_id] = payload
-        if self._environments is not None and not self.local.is_draining and not self._environments.admits(spec, tasks):
-            return  # They wait there until theirs is built.
+        if self._environments is not None and not self.local.is_draining:
+            obstacle = self._environments.obstacle(spec)
+            if obstacle is not None:
+                self._turn_away([(task[0], task[1]) for task in tasks], obstacle)
+                return
         self._perform(self.local.on_arrived(spec, tasks, self._loop.time()))
 
     def recall(self, tasks: Any, *, kill: bool) -> None:
         """The coordinator wants these back."""
-        if self._environments is not None:
-            self._report_unrun(self._environments.withdraw(tasks), Status.CANCELLED if kill else Status.NOT_RUN)
         self._perform(self.local.on_recalled(tasks, kill=kill, now=self._loop.time()))
 
     def drain(self) -> None:
         """Give back what has not started, finish what has."""
-        if self._environments is not None:
-            self._report_unrun(self._environments.withdraw_all(), Status.NOT_RUN)
         self._perform(self.local.drain())
 
     def abandon(self) -> None:
         """The coordinator is lost: end everything, report nothing of it."""
         self._payloads.clear()
-        if self._environments is not None:
-            self._environments.withdraw_all()
         holding, self._holding = self._holding, set()
         for task_id in holding:
             self._owner.on_inputs_free(task_id)
@@ -378,7 +379,7 @@ class RunnerPool:
             self._environments = Environments(
                 self._loop,
                 self._path or sys.path,
-                on_settled=self._on_environment_settled,
+                on_change=self._on_environments_changed,
                 on_idle=self._on_environment_idle,
             )
         environment = self._environments.define(spec, packages)
@@ -388,15 +389,16 @@ class RunnerPool:
             self._spawners[environment.number] = link
         return environment.number
 
-    def _on_environment_settled(self, environment: Environment) -> None:
-        """It is built, or cannot be: what waited for it goes on."""
-        if self._is_closed:
-            return
-        for spec, tasks in environment.take_waiting():
-            if environment.is_ready:
-                self._perform(self.local.on_arrived(spec, [(*task, None) for task in tasks], self._loop.time()))
-            else:
-                self._report(environment.failures(tasks, where=self.label))
+    def _on_environments_changed(self) -> None:
+        if self._environments is not None and not self._is_closed:
+            self._owner.on_installing(self._environments.under_way())
+
+    def _turn_away(self, tasks: List[Tuple[int, int]], obstacle: Environment) -> None:
+        """They come again when the environment is built; or it cannot be, and that is their end."""
+        if obstacle.is_building:
+            self._report([(task_id, attempt, int(Status.NOT_RUN), {}, 0.0) for task_id, attempt in tasks])
+        else:
+            self._report(obstacle.failures(tasks, where=self.label))
 
     def _fail_environment(self, action: local.FailEnvironment) -> None:
         assert self._environments is not None
@@ -410,10 +412,6 @@ class RunnerPool:
         spawner = self._spawners[environment.number]
         if spawner.is_open and not any(process.environment == environment.number for process in self._processes.values()):
             spawner.close()
-
-    def _report_unrun(self, tasks: List[Tuple[int, int]], status: Status) -> None:
-        if tasks:
-            self._report([(task_id, attempt, int(status), {}, 0.0) for task_id, attempt in tasks])
 
     # --- spawners
 

@@ -229,6 +229,9 @@ class WorkerAgent(PoolOwner):
             logger.warning("this worker takes no tasks: %s", problem)
         self.change_facts(self.facts._replace(problem=problem))
 
+    def on_installing(self, packages: Tuple[Tuple[str, ...], ...]) -> None:
+        self.change_facts(self.facts._replace(installing=packages))
+
     def on_pool_lost(self, reason: str) -> None:
         self._end(MeshUnavailableError(reason))
 

@@ -288,7 +288,7 @@ class Cluster:
         for spec in [*client.specs.values(), *client.replaced]:
             spec.group.specs -= 1
             if not spec.group.specs:
-                self._queues.groups.pop((spec.group.need, spec.group.priority), None)
+                self._queues.groups.pop(spec.group.key, None)
         if gone:
             actions.append(Forget(gone))
 
@@ -323,7 +323,7 @@ class Cluster:
             if before.spec == spec:
                 return
             client.replaced.append(before)
-        key = (spec.requirement, spec.priority)
+        key = (spec.requirement, spec.priority, spec.packages)
         group = self._queues.groups.get(key)
         if group is None:
             group = self._queues.groups[key] = Group(*key)
@@ -472,7 +472,7 @@ class Cluster:
                 allowed = min(cap, allowance(worker, spec))
                 count = space(worker, allowed, width) if turn else room(worker, allowed, width)
                 if count <= 0:
-                    cap = allowed
+                    cap = allowed or cap  # What has to wait for an installer here caps nothing.
                     break
                 turn = turn or max(1, count // len(group.lanes))
                 taken = group.take(lane, min(count, turn))

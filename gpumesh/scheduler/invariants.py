@@ -94,7 +94,7 @@ def _check_groups(cluster: Cluster) -> None:
         "11: the list of ready groups is not that of those with ready tasks"
     )
     for key, group in cluster._queues.groups.items():
-        assert key == (group.need, group.priority), f"12: the group of {key} is filed wrongly"
+        assert key == group.key, f"12: the group of {key} is filed wrongly"
         able = {
             worker: worker.width_of(group.need)
             for worker in cluster._workers.values()
@@ -121,11 +121,11 @@ def _check_groups(cluster: Cluster) -> None:
             group.due = due
         if group.count:
             for worker in group.workers:
-                assert worker.load >= worker.slots, (
+                assert worker.load >= worker.slots or worker.is_installing(group), (
                     f"18: a slot of worker {worker.id} is free, and a task that it could run is ready"
                 )
     for group in cluster._stuck:
-        assert cluster._queues.groups.get((group.need, group.priority)) is group, "16: a group that is gone is still stuck"
+        assert cluster._queues.groups.get(group.key) is group, "16: a group that is gone is still stuck"
 
 
 def _check_clients(cluster: Cluster) -> None:

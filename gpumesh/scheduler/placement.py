@@ -55,8 +55,11 @@ def allowance(worker: Worker, spec: Spec) -> int:
     """Slots' worth of tasks that should be at a worker, running and waiting, if the next ones are of this spec.
 
     As many wait there as hide the round trip: `AHEAD_ROUND_TRIPS` times what the slots finish in one. A task that may start at
-    most once never waits at a worker, where nobody could tell whether it had started when the worker is lost.
+    most once never waits at a worker, where nobody could tell whether it had started when the worker is lost. None should be at a
+    worker that still has to install what they need.
     """
+    if worker.facts.installing and worker.is_installing(spec.group):
+        return 0
     slots = worker.slots
     if spec.spec.retries == 0:
         return slots
@@ -109,7 +112,7 @@ def place(group: Group, spec: Spec, ready: int, rivals: Sequence[Group]) -> Answ
     total = 0
     for worker, width in group.workers.items():
         allowed = allowance(worker, spec)
-        if rivals and any(worker in rival.workers for rival in rivals):
+        if allowed and rivals and any(worker in rival.workers and not worker.is_installing(rival) for rival in rivals):
             allowed = worker.slots
         count = room(worker, allowed, width)
         if count > 0:
@@ -211,7 +214,7 @@ class Idle:
             return self._best[spec]
         best: Optional[float] = None
         for worker in self._workers:
-            if worker in spec.group.workers:
+            if worker in spec.group.workers and not worker.is_installing(spec.group):
                 seconds = worker.seconds(spec.function)
                 own = 0.0 if seconds is None else seconds + worker.round_trip
                 if best is None or own < best:

@@ -1,6 +1,6 @@
-"""Tasks that are ready to run: a group for each requirement and priority, in it a lane for each client, in it runs of one spec.
+"""Tasks that are ready to run: a group for each requirement, priority and environment, in it a lane for each client, in it runs of one spec.
 
-    Queues ── Group (requirement, priority) ── Lane (client) ── Run (spec, ids)
+    Queues ── Group (requirement, priority, packages) ── Lane (client) ── Run (spec, ids)
 
 Groups are served by priority, higher first, and take turns at equal priority; lanes take turns; inside a lane order is kept.
 A cancelled task leaves its id behind, which is skipped later: taking it out of the middle would cost a scan for each.
@@ -93,20 +93,30 @@ class Lane:
                     yield task_id
 
 
+GroupKey = Tuple[Requirement, int, Tuple[str, ...]]
+"""Requirement, priority, packages."""
+
+
 class Group:
-    """Ready tasks with the same requirement and priority, and the workers that can run them."""
+    """Ready tasks with the same requirement, priority and packages, and the workers that can run them."""
 
-    __slots__ = ("need", "priority", "workers", "specs", "lanes", "count", "is_saturated", "due")
+    __slots__ = ("need", "priority", "packages", "workers", "specs", "lanes", "count", "is_saturated", "due")
 
-    def __init__(self, need: Requirement, priority: int) -> None:
+    def __init__(self, need: Requirement, priority: int, packages: Tuple[str, ...] = ()) -> None:
         self.need = need
         self.priority = priority
+        self.packages = packages  # Of the environment that its tasks run in.
         self.workers: Dict[Worker, int] = {}  # Healthy and able, in order of joining; the value is the slots that a task takes.
         self.specs = 0  # Specs that clients here have defined for it; without any it is dropped.
         self.lanes: Dict[ClientNumber, Lane] = {}  # Only those with ready tasks; the first is next.
         self.count = 0  # Ready tasks.
         self.is_saturated = False  # Every worker was found full, and nothing has made room or changed what comes next.
         self.due = math.inf  # While stuck: when the next notice or failure is due.
+
+    @property
+    def key(self) -> GroupKey:
+        """What its tasks have in common."""
+        return self.need, self.priority, self.packages
 
     def push(self, spec: Spec, ids: Sequence[int], now: float) -> None:
         """Append new tasks."""
@@ -225,7 +235,7 @@ class Queues:
     __slots__ = ("groups", "_ready")
 
     def __init__(self) -> None:
-        self.groups: Dict[Tuple[Requirement, int], Group] = {}
+        self.groups: Dict[GroupKey, Group] = {}
         self._ready: Dict[
             int, Dict[Group, None]
         ] = {}  # By priority, highest first: groups that have ready tasks, the next first.

@@ -148,6 +148,10 @@ class Worker:
             return 1
         return min(self.slots, max(1, math.ceil(need.cores * self.slots / self.facts.cores)))
 
+    def is_installing(self, group: Group) -> bool:
+        """Whether this group's tasks must wait until their packages are installed here."""
+        return bool(group.packages) and group.packages in self.facts.installing
+
     def seconds(self, function: Function) -> Optional[float]:
         """Expected run time of a task of this function here."""
         return function.seconds_on(self.id, self.facts.score)
