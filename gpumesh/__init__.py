@@ -22,22 +22,27 @@ from typing import TYPE_CHECKING, Any, List
 if TYPE_CHECKING:
     from gpumesh import errors
     from gpumesh.client.accelerate import AcceleratedFunction
+    from gpumesh.client.context import get, put
     from gpumesh.client.decorator import accelerate
     from gpumesh.client.futures import MeshFuture
     from gpumesh.client.mesh import GPUMesh
     from gpumesh.client.streams import ResultStream
     from gpumesh.client.waiting import as_completed, wait
+    from gpumesh.serialization.refs import ObjectRef
     from gpumesh.version import __version__
 
 __all__ = [
     "AcceleratedFunction",
     "GPUMesh",
     "MeshFuture",
+    "ObjectRef",
     "ResultStream",
     "__version__",
     "accelerate",
     "as_completed",
     "errors",
+    "get",
+    "put",
     "wait",
 ]
 
@@ -45,11 +50,14 @@ _HOMES = {
     "AcceleratedFunction": "gpumesh.client.accelerate",
     "GPUMesh": "gpumesh.client.mesh",
     "MeshFuture": "gpumesh.client.futures",
+    "ObjectRef": "gpumesh.serialization.refs",
     "ResultStream": "gpumesh.client.streams",
     "__version__": "gpumesh.version",
     "accelerate": "gpumesh.client.decorator",
     "as_completed": "gpumesh.client.waiting",
     "errors": "",
+    "get": "gpumesh.client.context",
+    "put": "gpumesh.client.context",
     "wait": "gpumesh.client.waiting",
 }
 

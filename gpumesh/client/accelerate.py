@@ -9,10 +9,11 @@ import types
 from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterable, Optional, Tuple, TypeVar, cast
 
 from gpumesh.client.decorator import accelerate
-from gpumesh.client.dependencies import submit_late
 from gpumesh.client.futures import MeshFuture
 from gpumesh.client.options import DEFAULTS, Options, bound_to, make_options
+from gpumesh.config import INLINE_VALUE_BYTES
 from gpumesh.errors import NoSuitableWorkerError
+from gpumesh.serialization import refs
 from gpumesh.serialization.functions import Exporter, check_callable, display_name, unwrap
 from gpumesh.serialization.values import dumps_call
 
@@ -117,10 +118,12 @@ class AcceleratedFunction(Generic[P, R]):
     def remote(self, *args: Any, **kwargs: Any) -> MeshFuture:
         """Run it on the mesh; returns at once. Connects on first use, for which it blocks up to the mesh's `connect_timeout`.
 
-        A future among the arguments stands for its result: the call is sent when that is there.
+        A future among the arguments stands for its result, an ObjectRef for its value: they go to the worker without coming here.
+        Arguments over 64 KiB go through the mesh's object store; what many calls need is better `put` there once.
 
         Raises:
             SerializationError: The function or an argument cannot travel; the message names the path to the part that cannot.
+            ObjectStoreFullError: There is no room for the arguments.
             AuthenticationError, MeshUnavailableError, MeshClosedError: The mesh does not take it.
         """
         recipe = self._recipe
@@ -134,20 +137,18 @@ class AcceleratedFunction(Generic[P, R]):
         if self._bound:
             args = self._bound + args
         future = MeshFuture(handle)
-        if MeshFuture in map(type, args) or (kwargs and MeshFuture in map(type, kwargs.values())):
-            submit_late(
-                session,
-                handle,
-                args,
-                kwargs,
-                future,
-                function=recipe.function,
-                on_submitted=functools.partial(_set_id, future, session),
-                is_wanted=functools.partial(_is_pending, future),
-            )
+        payload: Any
+        if refs.are_used or MeshFuture in map(type, args) or (kwargs and MeshFuture in map(type, kwargs.values())):
+            from gpumesh.client.inputs import pack_call
+
+            payload = pack_call(args, kwargs, what=recipe.name, function=recipe.function)
         else:
-            payload = dumps_call(args, kwargs, what=recipe.name, function=recipe.function)
-            future.task_id = session.submit(handle, payload, future)
+            payload = dumps_call(args, kwargs, what=recipe.name, function=recipe.function, snapshot=False)
+            if type(payload) is not bytes or len(payload) >= INLINE_VALUE_BYTES:
+                from gpumesh.client.inputs import Call
+
+                payload = Call(payload)
+        future.task_id = session.submit(handle, payload, future)
         if mesh._verbosity:
             future.add_done_callback(_log_end)
         return future
@@ -326,16 +327,6 @@ def _default_mesh() -> GPUMesh:
 
         mesh = default_mesh()
     return mesh
-
-
-def _set_id(future: MeshFuture, session: Any, task_id: int) -> None:
-    future.task_id = task_id
-    if future.cancelled():  # Meanwhile: whoever cancelled it did not know the id.
-        session.cancel([task_id])
-
-
-def _is_pending(future: MeshFuture) -> bool:
-    return not future.done()
 
 
 def _log_end(future: Any) -> None:

@@ -8,6 +8,8 @@ Promises:
 3. Whoever waits does the work: the waiting thread itself reads the socket (the leader) while the I/O thread sleeps; when nobody
    waits, or the leader leaves, the I/O thread reads. Only the holder of `_role` reads and dispatches.
 4. Locks are taken in this order: `_role`, `_lock`, `link.lock`. Sinks are called with the receive lock alone.
+5. A task that has another's result among its arguments is sent after that one, and when the coordinator no longer knows the
+   other, again, with its result. What must be stored before it can be sent is stored by the submitting thread.
 
     NEW ── connect ──> OPEN ── connection lost ──> LOST ── reconnected ──> OPEN
                          │                           └── too late ──> ENDED
@@ -21,23 +23,26 @@ import os
 import threading
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Protocol, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple, Union
 
 from gpumesh.client.link import MeshLink, Poller, dial, local_facts
 from gpumesh.client.output import OutputPrinter
 from gpumesh.client.role import ReceiveRole
-from gpumesh.config import BULK_MESSAGE_BYTES, MIB, RECONNECT_FIRST_DELAY_SECONDS, RECONNECT_MAX_DELAY_SECONDS
+from gpumesh.config import MIB, RECONNECT_FIRST_DELAY_SECONDS, RECONNECT_MAX_DELAY_SECONDS
 from gpumesh.errors import (
     AuthenticationError,
     MeshClosedError,
     MeshError,
     MeshUnavailableError,
+    ObjectLostError,
+    ObjectStoreFullError,
     ProtocolError,
+    SerializationError,
     VersionMismatchError,
 )
 from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, TaskId, show_task
 from gpumesh.model.outcomes import Status
-from gpumesh.model.payloads import OutOfBand
+from gpumesh.model.payloads import payload_bytes
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.network.address import Address
 from gpumesh.protocol.connection import Closed
@@ -55,6 +60,10 @@ from gpumesh.protocol.messages import (
     TaskResults,
 )
 
+if TYPE_CHECKING:
+    from gpumesh.client.inputs import Call
+    from gpumesh.client.objects import ObjectSpace
+
 logger = logging.getLogger("gpumesh")
 
 BATCH_TASKS = 512  # Sent as one message; hides a message's cost of tens of microseconds and keeps the workers fed meanwhile.
@@ -71,6 +80,10 @@ _INTERRUPTED = Closed(MeshUnavailableError("its end came during an interrupt"), 
 _FOLLOW_SECONDS = 60.0  # Keeps a lost notification from being for ever.
 
 
+_OK = int(Status.OK)
+_REFUSED = int(Status.REFUSED)
+_INPUT_MISSING = int(Status.INPUT_MISSING)
+
 AnyCondition = Union[threading.Condition, Callable[[], threading.Condition]]
 
 
@@ -83,7 +96,8 @@ class Sink(Protocol):
         Args:
             task_id: The task; after an interrupt (Ctrl-C) the same task may be told a second time.
             status: A `Status`.
-            payload: Payload for OK, RAISED and RETRYABLE, a dict for other statuses, or an exception for failures on this side.
+            payload: bytes or a StoredValue for OK, a Payload for RAISED and RETRYABLE, a dict for other statuses, or an exception
+                for failures on this side.
             seconds: Run time inside the runner.
             worker: Where it ran, "" if nowhere.
         """
@@ -106,14 +120,14 @@ class SpecHandle:
 class Lane:
     """Tasks of one spec that wait to be put into a message."""
 
-    __slots__ = ("channel", "handle", "ids", "payloads", "has_buffers", "defined_on")
+    __slots__ = ("channel", "handle", "ids", "payloads", "has_others", "defined_on")
 
     def __init__(self, channel: Channel, handle: SpecHandle) -> None:
         self.channel = channel
         self.handle = handle
         self.ids: List[int] = []
         self.payloads: List[Any] = []  # One for each id.
-        self.has_buffers = False  # Some payloads are OutOfBand.
+        self.has_others = False  # Some payloads are not plain bytes.
         self.defined_on: Optional[MeshLink] = None  # The link whose other side knows the spec.
 
 
@@ -175,7 +189,8 @@ class Channel:
         self._ended_tasks = 0  # Tasks, since memory was last trimmed.
         self._trims_left = 0
         self._trim_at = 0.0
-        self._pending: Dict[int, Any] = {}  # task id -> (handle, payload, sink) or _Batch
+        self._pending: Dict[int, Any] = {}  # task id -> (handle, payload, sink) or _Batch; a payload is bytes or a Call.
+        self._held: Dict[int, None] = {}  # Pending, and not with the coordinator: some input is not known there.
         self._next_id = self.client << SEQUENCE_BITS
         self._lanes: Dict[int, Lane] = {}  # by spec number
         self._dirty: List[Lane] = []  # Lanes with tasks, in the order of their first.
@@ -184,12 +199,14 @@ class Channel:
         self._cancelling: Dict[int, None] = {}
         self._questions: Dict[int, _Question] = {}
         self._next_question = 0
-        self._failures: List[Tuple[int, BaseException]] = []  # Tasks that ended here; told to their sinks by the I/O thread.
+        self._failures: List[Tuple[int, int, Any]] = []  # Tasks that ended here; told to their sinks by the I/O thread.
+        self._objects: Optional[ObjectSpace] = None  # Made at its first use.
         self._lock = threading.Lock()
         self._role = ReceiveRole(Channel._lead.__code__, Channel._run.__code__, Channel._finish.__code__)
         self._inbox: Deque[Any] = deque()  # Received, not yet dispatched.
         self._results: Optional[Tuple[str, Iterator[Any]]] = None  # The batch that is being dispatched.
         self._link: Optional[MeshLink] = None
+        self._link_changed = threading.Condition()
         self._lost_at = 0.0
         self._retry_at = 0.0
         self._retry_delay = 0.0
@@ -227,13 +244,17 @@ class Channel:
     # --- submitting
 
     def submit(self, handle: SpecHandle, payload: Any, sink: Sink) -> int:
-        """Take one task; returns its id. Blocks only while more waits for the socket than should."""
-        if type(payload) is bytes:
-            size = len(payload)
-            if size > BULK_MESSAGE_BYTES:
-                payload = OutOfBand([payload])
-        else:
-            size = payload.nbytes
+        """Take one task; returns its id. Blocks while more waits for the socket than should, or its arguments are stored.
+
+        Args:
+            payload: Its arguments: bytes, or a Call.
+
+        Raises:
+            ObjectStoreFullError: There is no room for its arguments.
+        """
+        if type(payload) is not bytes:
+            return self._submit_call(handle, payload, sink)
+        size = len(payload)
         link = self._link
         if link is not None and link.wants_write and link.is_congested_for(size):
             self._wait_until_drained(link, size)
@@ -251,8 +272,6 @@ class Channel:
                     self._dirty.append(lane)
                 lane.ids.append(task_id)
                 lane.payloads.append(payload)
-                if type(payload) is not bytes:
-                    lane.has_buffers = True
                 queued = self._queued_tasks = self._queued_tasks + 1
                 self._queued_bytes += size
                 if queued >= BATCH_TASKS or queued == len(self._pending) or self._queued_bytes >= BATCH_BYTES:
@@ -266,18 +285,17 @@ class Channel:
         return task_id
 
     def submit_many(self, handle: SpecHandle, payloads: List[Any], sink: Sink) -> int:
-        """Take tasks that share a sink; their ids are consecutive, the first is returned."""
+        """Take tasks that share a sink; their ids are consecutive, the first is returned.
+
+        A task whose arguments find no room in the store ends with that error.
+        """
         size = 0
-        has_buffers = False
+        calls: Dict[int, Optional[BaseException]] = {}  # Places of those that are not plain bytes, and what is wrong with them.
         for position, payload in enumerate(payloads):
             if type(payload) is bytes:
                 size += len(payload)
-                if len(payload) > BULK_MESSAGE_BYTES:
-                    payloads[position] = OutOfBand([payload])
-                    has_buffers = True
             else:
-                size += payload.nbytes
-                has_buffers = True
+                calls[position] = self._settled(payload)
         link = self._link
         if link is not None and link.wants_write and link.is_congested_for(size):
             self._wait_until_drained(link, size)
@@ -293,18 +311,198 @@ class Channel:
                 lane = handle.lane
                 if lane is None or lane.channel is not self:
                     lane = self._lane(handle)
-                if not lane.ids:
-                    self._dirty.append(lane)
-                lane.ids.extend(ids)
-                lane.payloads.extend(payloads)
-                lane.has_buffers = lane.has_buffers or has_buffers
+                if not calls:
+                    if not lane.ids:
+                        self._dirty.append(lane)
+                    lane.ids.extend(ids)
+                    lane.payloads.extend(payloads)
+                else:
+                    for task_id, payload in zip(ids, payloads):
+                        self._queue(task_id, lane, payload, calls.get(task_id - first))
                 self._queued_tasks += count
                 self._queued_bytes += size
                 self._send_lanes()
             except BaseException:
                 self._cut()
                 raise
+        for position in calls:
+            self._watch_if_held(first + position, payloads[position])
         return first
+
+    # --- calls that are more than bytes
+
+    def _submit_call(self, handle: SpecHandle, call: Call, sink: Sink) -> int:
+        error = self._settled(call)
+        if isinstance(error, ObjectStoreFullError):
+            raise error
+        with self._lock:
+            if self.end is not None:
+                raise self._ended()
+            try:
+                task_id = self._next_id
+                self._next_id = task_id + 1
+                self._pending[task_id] = (handle, call, sink)
+                self._queue(task_id, self._lane(handle), call, error)
+                queued = self._queued_tasks = self._queued_tasks + 1
+                if queued >= BATCH_TASKS or queued == len(self._pending):
+                    self._send_lanes()
+                elif not self._is_woken:
+                    self._is_woken = True
+                    self._poller.wake()
+            except BaseException:
+                self._cut()
+                raise
+        self._watch_if_held(task_id, call)
+        return task_id
+
+    def _settled(self, call: Call) -> Optional[BaseException]:
+        """Store what is large in a call; the error that it is to end with, if any. Blocks."""
+        from gpumesh.client.inputs import InputError
+
+        try:
+            call.settle(self.objects, keep=self._reconnect_timeout > 0)
+        except InputError as failed:
+            return failed.error
+        except (ObjectStoreFullError, SerializationError, ObjectLostError, MemoryError) as error:
+            return error
+        return None
+
+    def _queue(self, task_id: int, lane: Lane, payload: Any, error: Optional[BaseException]) -> None:
+        """A pending task goes into its lane, or is held back. Under `_lock`."""
+        if type(payload) is not bytes:
+            if error is not None:
+                self._end_soon(task_id, _REFUSED, error)
+                return
+            if payload.waits and self._dirty and self._dirty != [lane]:
+                self._send_lanes()  # What it waits for may be in another lane: that is to arrive first.
+            payload = payload.wire(self.client)
+            if payload is None:
+                self._held[task_id] = None
+                return
+            lane.has_others = True
+        if not lane.ids:
+            self._dirty.append(lane)
+        lane.ids.append(task_id)
+        lane.payloads.append(payload)
+
+    def _watch_if_held(self, task_id: int, call: Call) -> None:
+        """Go on with a task that is held back when one of its inputs ends."""
+        if task_id in self._held:
+            missing = call.missing()
+            for future in missing:
+                future.add_done_callback(lambda _: self._go_on(task_id, call))
+            if not missing:
+                self._go_on(task_id, call)
+
+    def _go_on(self, task_id: int, call: Call) -> None:
+        """Some input of a task that is held back has ended. On any thread, quick."""
+        if task_id not in self._held:
+            return
+        error = call.failure()
+        if error is not None:
+            if self._held.pop(task_id, self) is None:
+                self._end_soon(task_id, _REFUSED, error)
+        elif not call.missing() and self._held.pop(task_id, self) is None:
+            if call.is_ready:
+                self._prepare([task_id], self._link)
+            else:
+                self._prepare_aside([task_id], self._link)
+
+    def _prepare_aside(self, task_ids: List[int], link: Optional[MeshLink]) -> None:
+        """`_prepare` on a thread of its own: it may take time, and wait for answers."""
+        threading.Thread(target=self._prepare, args=(task_ids, link), name="gpumesh-inputs", daemon=True).start()
+
+    def _prepare(self, task_ids: List[int], link: Optional[MeshLink]) -> None:
+        """Send tasks whose inputs were not all known, unless the connection changes meanwhile: then all is sent again anyway."""
+        for task_id in task_ids:
+            entry = self._pending.get(task_id)
+            if entry is None:
+                continue
+            handle, call = entry[:2] if type(entry) is tuple else (entry.handle, entry.payloads[task_id - entry.first])
+            if call is None:
+                continue  # It has ended this moment.
+            try:
+                error = self._settled(call)
+            except MeshError as failure:  # The mesh is gone.
+                error = failure
+            with self._lock:
+                if self._link is not link or self.end is not None:
+                    return
+                if task_id in self._pending:
+                    self._queue(task_id, self._lane(handle), call, error)
+                    self._send_lanes()
+            self._watch_if_held(task_id, call)
+
+    def _on_input_trouble(self, task_id: int, call: Call, status: int, details: Dict[str, Any]) -> None:
+        """The coordinator did not run a task because of an input: it no longer has that, or that has failed."""
+        with self._lock:
+            is_unwanted = self._cancelling.pop(task_id, self) is None
+            if not is_unwanted:
+                self._held[task_id] = None
+        if is_unwanted:
+            self._end_task(task_id, Status.CANCELLED, {"reason": ""})
+            return
+        future = call.input_of(details.get("input", 0))
+        if status == _INPUT_MISSING or (future is not None and not future.done()):
+            self._watch_if_held(task_id, call)
+            return
+        error = call.failure() or MeshError(f"task {show_task(TaskId(task_id))} was not run: a task among its arguments failed")
+        if self._held.pop(task_id, self) is None:
+            self._end_task(task_id, Status.REFUSED, error)
+
+    def _end_soon(self, task_id: int, status: int, payload: Any) -> None:
+        """Let the I/O thread tell a sink that its task has ended here."""
+        self._failures.append((task_id, status, payload))
+        self._poller.wake()
+
+    # --- objects
+
+    @property
+    def objects(self) -> ObjectSpace:
+        """The object store of this connection."""
+        if self._objects is None:
+            from gpumesh.client.objects import ObjectSpace
+
+            with self._lock:
+                if self._objects is None:
+                    self._objects = ObjectSpace(self, self._poller.wake)
+        return self._objects
+
+    def await_link(self, deadline: Optional[float]) -> MeshLink:
+        """The connection; waits for it while it is lost.
+
+        Raises:
+            MeshUnavailableError: It is lost, and cannot come back as long as this thread waits; or not until the deadline.
+            MeshError: It has ended.
+        """
+        while True:
+            link = self._link
+            if self.end is not None:
+                raise self._ended()
+            if link is not None:
+                return link
+            if self._role.is_mine or threading.current_thread() is self._thread:
+                raise self._unreachable_now()  # From a callback: it is this thread that would connect.
+            if not self._follow(lambda: self._link is not None or self.end is not None, self._link_changed, deadline):
+                raise self._unreachable_now()
+
+    def post(self, link: MeshLink, messages: Sequence[Any]) -> bool:
+        """Send these, and what there is to tell of objects before them; False if that connection is over."""
+        with self._lock:
+            if self._link is not link or self.end is not None:
+                return False
+            objects = self._objects
+            if objects is not None and objects.has_chores:
+                messages = [*objects.chores(link), *messages]
+            link.send(list(messages))
+            self._see_to_writing(link)
+            return not link.is_broken
+
+    def tell(self, messages: Sequence[Any]) -> None:
+        """Send these if there is a connection at the moment."""
+        link = self._link
+        if link is not None:
+            self.post(link, messages)
 
     def flush(self) -> None:
         """Send what is queued, from the calling thread."""
@@ -343,15 +541,15 @@ class Channel:
                 messages.append(DefineFunction(exported.digest, exported.body))
                 messages.append(DefineSpec(lane.handle.number, tuple(lane.handle.spec)))
                 lane.defined_on = link
-            if lane.has_buffers or len(ids) > BATCH_TASKS:
-                lane.has_buffers = False
+            if lane.has_others or len(ids) > BATCH_TASKS:
+                lane.has_others = False
                 messages.extend(_in_messages(lane.handle.number, ids, payloads))
             else:
                 messages.append(SubmitTasks(lane.handle.number, ids, payloads))
             try:
                 link.send(messages)
             except ProtocolError as error:
-                self._failures.extend((task_id, error) for task_id in ids)
+                self._failures.extend((task_id, _REFUSED, error) for task_id in ids)
                 self._poller.wake()
 
     def _see_to_writing(self, link: MeshLink) -> None:
@@ -418,6 +616,7 @@ class Channel:
         """Read in this thread until done, too late, or the link is gone. Holds the receive lock."""
         link = self._link
         is_at_work = False
+        writes_too = threading.current_thread() is self._thread  # From a callback there: nobody else would.
         try:
             self._poller.set_read(False)
             while link is not None and link is self._link and self.end is None:
@@ -431,7 +630,9 @@ class Channel:
                     left = min(left, deadline - time.monotonic())
                     if left <= 0:
                         return False
-                readable, _ = link.wait(left)
+                readable, writable = link.wait(left, writable=writes_too and link.wants_write)
+                if writable:
+                    link.flush()
                 if not readable:
                     continue
                 is_at_work = True
@@ -477,7 +678,13 @@ class Channel:
                 has_partial_lines = self.output.partial
                 for task_id, status, payload, seconds in iterator:
                     entry = pending.get(task_id)
+                    if type(payload) is not bytes and status == _OK:
+                        payload = self.objects.received(payload)  # Also where nobody wants it: it was granted to us.
                     if entry is None:
+                        continue
+                    if status >= _INPUT_MISSING:
+                        call = entry[1] if type(entry) is tuple else entry.payloads[task_id - entry.first]
+                        self._on_input_trouble(task_id, call, status, payload)
                         continue
                     if has_partial_lines:
                         self.output.task_ended(task_id)
@@ -516,6 +723,8 @@ class Channel:
                 question.answer(event.value, MeshError(event.error) if event.error else None)
         elif kind is Closed:
             self._on_lost(event.error or MeshUnavailableError(f"the coordinator closed the connection: {event.reason}"))
+        elif self._objects is not None and self._link is not None:
+            self._objects.on_event(event, self._link)
 
     def _task_name(self, task_id: int) -> str:
         entry = self._pending.get(task_id)
@@ -530,6 +739,10 @@ class Channel:
         """Ask for the end of these tasks; each still ends at its sink, as CANCELLED or with a result that was faster."""
         with self._lock:
             ids = [task_id for task_id in task_ids if task_id in self._pending and task_id not in self._cancelling]
+            if self._held:  # The coordinator knows nothing of these.
+                for task_id in ids:
+                    if self._held.pop(task_id, self) is None:
+                        self._end_soon(task_id, int(Status.CANCELLED), {"reason": ""})
             if not ids:
                 return
             self._cancelling.update(dict.fromkeys(ids))
@@ -649,6 +862,9 @@ class Channel:
             self._is_woken = False
             self.flush()
             self._tell_failures()
+            objects = self._objects
+            if objects is not None and objects.has_chores:
+                self.post(link, ())
         if writable:
             link.flush()
         if readable or self._inbox:
@@ -698,8 +914,8 @@ class Channel:
         self._role.take()
         try:
             failures, self._failures = self._failures, []
-            for task_id, error in failures:
-                self._end_task(task_id, Status.REFUSED, error)
+            for task_id, status, payload in failures:
+                self._end_task(task_id, status, payload)
         finally:
             self._give_role()
 
@@ -708,6 +924,8 @@ class Channel:
         if entry is not None:
             sink: Sink = entry[2] if type(entry) is tuple else entry.sink
             sink.task_ended(task_id, status, payload, 0.0, "")
+            if type(entry) is not tuple:
+                entry.payloads[task_id - entry.first] = None
 
     # --- losing the coordinator and finding it again
 
@@ -733,6 +951,8 @@ class Channel:
             questions, self._questions = self._questions, {}
         link.close("lost")
         link.release()
+        if self._objects is not None:
+            self._objects.on_lost()
         for question in questions.values():
             question.answer(None, self._unreachable_now())
         logger.warning("lost the coordinator at %s (%s); retrying for %g s", self.address, error, self._reconnect_timeout)
@@ -775,6 +995,9 @@ class Channel:
         """Tell the coordinator everything again."""
         at_most_once: List[Tuple[int, str]] = []
         cancelled: List[int] = []
+        calls: List[int] = []
+        if self._objects is not None:
+            self._objects.renew()
         with self._lock:
             if self.end is not None:
                 link.close("closed")
@@ -783,8 +1006,10 @@ class Channel:
             self.workers = workers
             unsent = {task_id for lane in self._lanes.values() for task_id in lane.ids}
             for lane in self._lanes.values():
-                lane.ids, lane.payloads, lane.has_buffers = [], [], False
+                lane.ids, lane.payloads, lane.has_others = [], [], False
             self._dirty = []
+            unsent.update(self._held)
+            self._held = {}
             for task_id, entry in self._pending.items():
                 if type(entry) is tuple:
                     handle, payload, _ = entry
@@ -796,12 +1021,15 @@ class Channel:
                 if handle.spec.retries == 0 and task_id not in unsent:
                     at_most_once.append((task_id, handle.name))
                     continue
+                if type(payload) is not bytes:
+                    payload.unsettle()
+                    calls.append(task_id)
+                    continue
                 lane = self._lane(handle)
                 if not lane.ids:
                     self._dirty.append(lane)
                 lane.ids.append(task_id)
                 lane.payloads.append(payload)
-                lane.has_buffers = lane.has_buffers or type(payload) is not bytes
             self._cancelling = {}
             link.send([RegisterClient(self.client, self._name)])
             self._inbox.extend(rest)
@@ -809,6 +1037,10 @@ class Channel:
             self._poller.watch(link.sock)
             self._poller.wake()
             self._send_lanes()
+        with self._link_changed:
+            self._link_changed.notify_all()
+        if calls:
+            self._prepare_aside(calls, link)
         logger.warning("the coordinator at %s is back", self.address)
         for task_id, name in at_most_once:
             error = MeshUnavailableError(
@@ -831,6 +1063,10 @@ class Channel:
             questions, self._questions = self._questions, {}
         if link is not None:
             link.close("closed")
+        if self._objects is not None:
+            self._objects.close()
+        with self._link_changed:
+            self._link_changed.notify_all()
         self._poller.wake()
         for question in questions.values():
             question.answer(None, error)
@@ -867,7 +1103,7 @@ def _in_messages(number: int, ids: List[int], payloads: List[Any]) -> Iterator[S
     """Tasks as messages of bounded size; a large one goes alone so that small ones need not wait behind it."""
     first = size = 0
     for position, payload in enumerate(payloads):
-        own = len(payload) if type(payload) is bytes else payload.nbytes
+        own = payload_bytes(payload)
         if position > first and (position - first >= BATCH_TASKS or size + own > BATCH_BYTES):
             yield SubmitTasks(number, ids[first:position], payloads[first:position])
             first, size = position, 0

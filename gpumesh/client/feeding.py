@@ -23,12 +23,11 @@ from collections import deque
 from itertools import chain, islice, repeat
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
-from gpumesh.client.dependencies import submit_late
 from gpumesh.client.futures import MeshFuture
-from gpumesh.config import MIB, STREAM_WINDOW_BYTES, STREAM_WINDOW_ITEMS
+from gpumesh.config import INLINE_VALUE_BYTES, MIB, STREAM_WINDOW_BYTES, STREAM_WINDOW_ITEMS
 from gpumesh.errors import MeshClosedError, SerializationError, TaskCancelledError
 from gpumesh.model.outcomes import Status
-from gpumesh.model.payloads import payload_bytes
+from gpumesh.serialization import refs
 from gpumesh.serialization.values import dumps_call
 
 Record = Tuple[int, Any, float, str, int]
@@ -96,7 +95,7 @@ class _Batch:
 
 
 class _Item:
-    """One task of an input without a length, or one that had to wait for a future; its sink."""
+    """One task of an input without a length; its sink."""
 
     __slots__ = ("feed", "index")
 
@@ -110,7 +109,7 @@ class _Item:
         if feed is None:
             return
         self.feed = None
-        if status != _OK or feed.is_sized:
+        if status != _OK:
             feed.settle(self.index, (status, payload, seconds, worker, task_id))
             return
         feed.slots[self.index] = (status, payload, seconds, worker, task_id)
@@ -173,8 +172,6 @@ class Feed:
         self._call_bytes = 0.0  # Running means.
         self._result_bytes = 0.0
         self._runs: List[List[int]] = []  # [first index, first task id, count] of tasks submitted one after the other.
-        self._late_ids: Dict[int, int] = {}  # Of items that waited for a future.
-        self._held: Set[int] = set()  # Items that wait for one.
         self._is_stopped = False  # Nothing more is to be read.
         self._is_cancelled = False  # And what was submitted is not wanted.
         self._feeding = threading.Lock()  # Held by the thread that reads a sized input.
@@ -339,12 +336,13 @@ class Feed:
         return chunk, None, len(chunk) < limit
 
     def _pickle(self, index: int, item: Any) -> Any:
-        """The payload of one item's call; None if the item is dealt with already."""
+        """The payload of one item's call, bytes or a Call; None if the item is dealt with already."""
         futures = self.futures
         bound = self._bound
         kind = type(item)
         if kind in _PLAIN and not bound and not futures:
-            return dumps_call((item,), _NO_KEYWORDS, what=self.name, function=self._function)
+            payload = dumps_call((item,), _NO_KEYWORDS, what=self.name, function=self._function)
+            return payload if len(payload) < INLINE_VALUE_BYTES else _as_call(payload)  # type: ignore[arg-type]
         args, kwargs = bound, _NO_KEYWORDS
         if isinstance(item, dict):
             kwargs = item if kind is dict else dict(item)
@@ -358,10 +356,12 @@ class Feed:
                 self.settle(index, (_CANCELLED, {}, 0.0, "", 0))
                 return None
         try:
-            if MeshFuture in map(type, args) or (kwargs and MeshFuture in map(type, kwargs.values())):
-                self._submit_late(index, args, kwargs)
-                return None
-            return dumps_call(args, kwargs, what=self.name, function=self._function)
+            if refs.are_used or MeshFuture in map(type, args) or (kwargs and MeshFuture in map(type, kwargs.values())):
+                from gpumesh.client.inputs import pack_call
+
+                return pack_call(args, kwargs, what=self.name, function=self._function)
+            payload = dumps_call(args, kwargs, what=self.name, function=self._function, snapshot=False)
+            return payload if type(payload) is bytes and len(payload) < INLINE_VALUE_BYTES else _as_call(payload)
         except SerializationError as error:
             self.settle(index, (ENDED_ERROR, error, 0.0, "", 0))
             return None
@@ -406,25 +406,7 @@ class Feed:
             first, first_id, count = self._runs[place]
             if index < first + count:
                 return first_id + index - first
-        return self._late_ids.get(index, 0)
-
-    def _submit_late(self, index: int, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        def submitted(task_id: int) -> None:
-            self._held.discard(index)
-            self._late_ids[index] = task_id
-            self._tell_ids(index, task_id, 1)
-
-        self._held.add(index)
-        submit_late(
-            self._session,
-            self._handle,
-            args,
-            kwargs,
-            _Item(self, index),
-            function=self._function,
-            on_submitted=submitted,
-            is_wanted=lambda: not self._has_ended(index),
-        )
+        return 0
 
     def _has_ended(self, index: int) -> bool:
         return self.slots[index] is not None if self.is_sized else index in self.slots
@@ -484,7 +466,7 @@ class Feed:
                 payload = self._pickle(index, item)
                 del item
                 if payload is not None:
-                    size = len(payload) if type(payload) is bytes else payload_bytes(payload)
+                    size = len(payload) if type(payload) is bytes else payload.nbytes
                     self._call_bytes += (size - self._call_bytes) * (_SIZE_WEIGHT if self._call_bytes else 1.0)
                     task_id = self._session.submit(self._handle, payload, _Item(self, index))
                     self.submitted = index + 1
@@ -526,7 +508,7 @@ class Feed:
 
     def _was_taken(self, record: Record) -> None:
         payload = record[1]
-        size = len(payload) if type(payload) is bytes else 0 if record[0] != _OK else payload_bytes(payload)
+        size = len(payload) if type(payload) is bytes else 0 if record[0] != _OK else payload.nbytes
         self._result_bytes += (size - self._result_bytes) * (_SIZE_WEIGHT if self._result_bytes else 1.0)
         self.taken += 1
         if self.taken >= self._feeder_wakes_at:
@@ -731,11 +713,14 @@ class Feed:
         for first, first_id, count in list(self._runs):
             start = first if self.is_sized else max(first, self.next_index)
             ids.extend(first_id + index - first for index in range(start, first + count) if not self._has_ended(index))
-        ids.extend(task_id for index, task_id in list(self._late_ids.items()) if not self._has_ended(index))
         if ids:
             self._session.cancel(ids)
-        for index in list(self._held):
-            self.settle(index, (_CANCELLED, {}, 0.0, "", 0))
+
+
+def _as_call(payload: Any) -> Any:
+    from gpumesh.client.inputs import Call
+
+    return Call(payload)
 
 
 def _hand_on(future: MeshFuture, record: Record) -> None:

@@ -4,7 +4,7 @@ Promises:
 
 1. Semantics of `concurrent.futures.Future`, including the standard library's `wait` and `as_completed`, which reach into
    `_condition`, `_state` and `_waiters`. Both exist only once somebody asks for them, so a pending future is small.
-2. A value is unpickled once, on the first thread that asks for it, never on the thread that received it.
+2. A value is fetched and unpickled once, on the first thread that asks for it, never on the thread that received it.
 3. Every change of state happens under `_lock` and, if the future's condition exists, under that too (taken first).
 """
 
@@ -13,17 +13,20 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Callable, Generator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Generator, List, Optional, Tuple
 
-from gpumesh.client.channel import SpecHandle
 from gpumesh.client.outcomes import exception_for
-from gpumesh.errors import SerializationError, TaskCancelledError
+from gpumesh.errors import MeshError, MeshUnavailableError, SerializationError, TaskCancelledError
 from gpumesh.model.ids import TaskId, show_task
 from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import Payload
 from gpumesh.serialization.values import loads
+
+if TYPE_CHECKING:
+    from gpumesh.client.channel import SpecHandle
 
 # The standard library compares with these words.
 _PENDING = "PENDING"
@@ -68,7 +71,7 @@ class MeshFuture(Future[Any]):
         # The base class would create a condition and two lists for each future; see the module's promises.
         self._state = _PENDING
         self._status = 0
-        self._outcome: Any = None  # The payload as it came; once loaded, the value or the exception.
+        self._outcome: Any = None  # The payload as it came (bytes, a StoredValue); once loaded, the value or the exception.
         self._watched: Optional[_Watched] = None
         self._handle = handle
         self.task_id = 0
@@ -204,6 +207,17 @@ class MeshFuture(Future[Any]):
         """Whether the task has ended, in whatever way."""
         return self._state is not _PENDING
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is done, and has no value. Loads nothing, so it does not know whether the value can be rebuilt here."""
+        return self._state is not _PENDING and self._status not in (_OK, _LOADED_VALUE)
+
+    @property
+    def payload(self) -> Any:
+        """The value as it came, bytes or a StoredValue; None if there is none, or it has been loaded."""
+        with _lock:
+            return self._outcome if self._state is _FINISHED and self._status == _OK else None
+
     def running(self) -> bool:
         """False: the mesh does not tell each start, and a future that is not done can be cancelled."""
         return False
@@ -230,7 +244,7 @@ class MeshFuture(Future[Any]):
         """The task's value; blocks until it is there.
 
         Args:
-            timeout: Seconds to wait. It ends the waiting, not the task.
+            timeout: Seconds to wait for the task's end, and for a large value to come. It ends the waiting, not the task.
 
         Raises:
             TimeoutError: Not done in time (`concurrent.futures.TimeoutError`); the task goes on.
@@ -238,10 +252,11 @@ class MeshFuture(Future[Any]):
             WorkerCrashedError, TaskTimeoutError, NoSuitableWorkerError, ...: It could not be run to its end.
             BaseException: Whatever the function raised, with the remote traceback as its cause.
         """
+        deadline = None if timeout is None else time.monotonic() + timeout
         if self._state is _PENDING:
             self._wait(timeout)
         if self._status != _LOADED_VALUE:
-            self._load()
+            self._load(deadline)
         if self._status == _LOADED_VALUE:
             return self._outcome
         raise self._outcome
@@ -249,13 +264,16 @@ class MeshFuture(Future[Any]):
     def exception(self, timeout: Optional[float] = None) -> Optional[BaseException]:
         """What the task raised, None if it returned; blocks until one is known. `timeout` as for `result`.
 
+        It fetches and rebuilds the value, as that may fail, too.
+
         Raises:
             TimeoutError: Not done in time.
             TaskCancelledError: It was cancelled.
         """
+        deadline = None if timeout is None else time.monotonic() + timeout
         if self._state is _PENDING:
             self._wait(timeout)
-        self._load()
+        self._load(deadline)
         if self._state is _CANCELLED:
             raise self._outcome
         error: Optional[BaseException] = self._outcome if self._status == _LOADED_ERROR else None
@@ -276,8 +294,12 @@ class MeshFuture(Future[Any]):
                 f"{self._title()} is not done after {timeout:g} s of waiting; the task goes on: ask again later, or cancel() it"
             )
 
-    def _load(self) -> None:
-        """Unpickle what came, once. The value or the exception is then in `_outcome`."""
+    def _load(self, deadline: Optional[float] = None) -> None:
+        """Fetch and unpickle what came, once. The value or the exception is then in `_outcome`.
+
+        Raises:
+            TimeoutError: It has not come in time; ask again.
+        """
         status, outcome = self._status, self._outcome
         if status in (_LOADED_VALUE, _LOADED_ERROR):
             return
@@ -287,10 +309,19 @@ class MeshFuture(Future[Any]):
             value = TaskCancelledError(f"{self._title()} was cancelled")
         elif status == _OK:
             try:
-                value = loads(outcome)
+                if type(outcome) is bytes:
+                    value = loads(outcome)
+                else:
+                    value = outcome.load(None if deadline is None else max(0.0, deadline - time.monotonic()))
                 loaded = _LOADED_VALUE
+            except (FutureTimeoutError, MeshUnavailableError):
+                raise  # It may come yet.
+            except MemoryError as error:
+                value = error
             except Exception as error:  # noqa: BLE001  # Unpickling runs user code.
-                value = _cannot_load(self._title(), error)
+                value = (
+                    error if isinstance(error, MeshError) and type(outcome) is not bytes else _cannot_load(self._title(), error)
+                )
         else:
             value = exception_for(status, outcome, name=self.name, task_id=self.task_id, worker=self.worker)
         with _lock:
@@ -316,6 +347,10 @@ class MeshFuture(Future[Any]):
             except asyncio.CancelledError:
                 self.cancel()
                 raise
+        if self._status == _OK and type(self._outcome) is not bytes:  # It may have to be fetched: not on the loop's thread.
+            import asyncio
+
+            yield from asyncio.get_running_loop().run_in_executor(None, self._load)
         return self.result()
 
     # --- for the standard library and for people

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpumesh.client.session import Session
     from gpumesh.client.streams import ResultStream
     from gpumesh.runtime.embedded import CoordinatorHandle, EmbeddedMesh, WorkerHandle
+    from gpumesh.serialization.refs import ObjectRef
 
 logger = logging.getLogger("gpumesh")
 
@@ -239,6 +240,49 @@ class GPUMesh:
         return accelerated(function, mesh=self, options=given).map(
             params, progress=progress, return_exceptions=return_exceptions, window=window
         )
+
+    # --- objects
+
+    def put(self, value: Any) -> ObjectRef:
+        """Store a value on the mesh; returns when it may be changed again. Connects on first use.
+
+        Pass the reference to as many tasks as you like: the value is copied once to each machine that needs it, and given to the
+        task as an argument. It lives until the last reference to it, here or elsewhere, is gone.
+
+        Args:
+            value: Anything that can travel. Arrays, frames and CPU tensors are copied once, straight into shared memory where
+                the coordinator runs on this machine.
+
+        Raises:
+            SerializationError: Some part cannot travel; the message names the path to it.
+            ObjectStoreFullError: There is no room.
+            TypeError: It is a reference or a future already: pass that itself.
+            AuthenticationError, MeshUnavailableError, MeshClosedError: The mesh does not take it.
+        """
+        from gpumesh.client.context import check_put
+
+        check_put(value)
+        return self._open_session().objects().put(value)
+
+    def get(self, refs: Any, *, timeout: Optional[float] = None) -> Any:
+        """The value of a reference; of a list or tuple of them, the list of their values, fetched side by side.
+
+        Arrays are private and writable, and yet not copied where the coordinator runs on this machine: what is written to goes
+        to pages of this process alone. A future stands for its result.
+
+        Args:
+            refs: An ObjectRef, or several.
+            timeout: Seconds to wait.
+
+        Raises:
+            ObjectLostError: It was deleted, or every copy is gone.
+            TimeoutError: Not all are here in time.
+            MemoryError: This machine has no room for it.
+            TypeError: It is no reference.
+        """
+        from gpumesh.client.context import get_from
+
+        return get_from(lambda: self._open_session().objects(), refs, timeout)
 
     # --- the pool
 

@@ -8,6 +8,8 @@ from typing import Any, Dict, List
 from gpumesh.errors import (
     MeshError,
     NoSuitableWorkerError,
+    ObjectLostError,
+    ObjectStoreFullError,
     TaskCancelledError,
     TaskTimeoutError,
     WorkerCrashedError,
@@ -55,6 +57,11 @@ def exception_for(status: int, payload: Any, *, name: str, task_id: int, worker:
         return NoSuitableWorkerError(
             reason or f"{task} requires what no worker has; ask for less, or join a machine that has it"
         )
+    kind, _, told = reason.partition(": ")
+    if kind == "lost":
+        return ObjectLostError(f"{task} needs what is gone: {told}")
+    if kind == "full":
+        return ObjectStoreFullError(f"{task}: {told}")
     return MeshError(f"{task} was refused by the coordinator: {reason or 'no reason given'}")
 
 

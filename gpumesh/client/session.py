@@ -13,16 +13,19 @@ import os
 import socket
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple, Union
 
 from gpumesh.client.channel import AnyCondition, Channel, Sink, SpecHandle
 from gpumesh.client.output import OutputHook
 from gpumesh.config import CONNECT_SECONDS, RECONNECT_SECONDS
 from gpumesh.errors import MeshClosedError, MeshError, MeshUnavailableError
 from gpumesh.model.outcomes import Status
-from gpumesh.model.payloads import Payload
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.network.address import parse_address
+
+if TYPE_CHECKING:
+    from gpumesh.client.inputs import Call
+    from gpumesh.client.objects import ObjectSpace
 
 __all__ = ["LocalMesh", "Session", "Sink", "SpecHandle"]
 
@@ -116,10 +119,11 @@ class Session:
                     handle = self._handles[key] = SpecHandle(len(self._handles) + 1, spec, exported, self)
         return handle
 
-    def submit(self, handle: SpecHandle, payload: Payload, sink: Sink) -> int:
+    def submit(self, handle: SpecHandle, payload: Union[bytes, Call], sink: Sink) -> int:
         """Send a task; connects on first use. Returns its id.
 
         Raises:
+            ObjectStoreFullError: There is no room for its arguments.
             MeshUnavailableError: Nobody answers (or no worker is there) and there is no fallback.
             AuthenticationError, VersionMismatchError, ProtocolError: Somebody else answers.
             MeshClosedError: The session is closed.
@@ -134,7 +138,7 @@ class Session:
                 raise
         return self._choose().submit(handle, payload, sink)
 
-    def submit_many(self, handle: SpecHandle, payloads: List[Payload], sink: Sink) -> int:
+    def submit_many(self, handle: SpecHandle, payloads: List[Any], sink: Sink) -> int:
         """Send tasks that share one sink; returns the first id, the others follow it. Raises as `submit`.
 
         The list belongs to the session from now on.
@@ -148,6 +152,13 @@ class Session:
             if channel.end is None or self._closed is not None:
                 raise
         return self._choose().submit_many(handle, payloads, sink)
+
+    def objects(self) -> ObjectSpace:
+        """The object store of the mesh that tasks go to now; connects on first use. Raises as `submit`."""
+        channel = self._channel
+        if channel is None or channel.end is not None:
+            channel = self._choose()
+        return channel.objects
 
     def flush(self) -> None:
         """Send what is queued, from the calling thread."""

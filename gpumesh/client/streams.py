@@ -35,7 +35,7 @@ from typing import (
 
 from gpumesh.client.feeding import LOADED, Feed, Record
 from gpumesh.client.futures import MeshFuture
-from gpumesh.errors import MeshError, SerializationError
+from gpumesh.errors import MeshError, ObjectLostError, SerializationError
 from gpumesh.model.outcomes import Status
 from gpumesh.serialization.values import loads
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gpumesh")
 
 _OK = int(Status.OK)
+_UNLOADABLE = (SerializationError, ObjectLostError, MemoryError)
 _NEVER: Dict[int, Any] = {}
 
 
@@ -140,13 +141,16 @@ class ResultStream:
             status, outcome, seconds, worker, task_id = record
             if status == _OK:
                 try:
-                    value = loads(outcome)
-                except SerializationError:
+                    if keeps and futures and index in futures:
+                        value = futures[index].result(_left(deadline))
+                    elif type(outcome) is bytes:
+                        value = loads(outcome)
+                    else:
+                        value = outcome.load(_left(deadline) if keeps else None)  # Taken is taken.
+                except _UNLOADABLE:
                     value = self._failed(index, record)
                 else:
                     if keeps:
-                        if futures and index in futures:
-                            value = futures[index].result()
                         slots[index] = (LOADED, value, seconds, worker, task_id)
             elif status == LOADED:
                 value = outcome
@@ -299,12 +303,21 @@ class ResultStream:
             if feed.is_past_end(index):
                 break
             if feed.is_sized:
-                value = self._value(index)
+                record = feed.slots[index]
+                if record[0] == _OK and type(record[1]) is not bytes:  # The same.
+                    value = await loop.run_in_executor(None, self._value, index)
+                else:
+                    value = self._value(index)
             else:
                 record = feed.take(index)
                 if record is None:
                     continue
-                value = loads(record[1]) if record[0] == _OK else self._failed(index, record)
+                if record[0] != _OK:
+                    value = self._failed(index, record)
+                elif type(record[1]) is bytes:
+                    value = loads(record[1])
+                else:  # It may have to be fetched: not on the loop's thread.
+                    value = await loop.run_in_executor(None, record[1].load)
             index += 1
             yield value
         self._end()
@@ -365,6 +378,10 @@ class ResultStream:
 
     def __reduce__(self) -> Any:
         raise SerializationError(f"{self!r} cannot travel inside a value; pass its results, list(stream)")
+
+
+def _left(deadline: Optional[float]) -> Optional[float]:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _exception_of(future: MeshFuture) -> BaseException:

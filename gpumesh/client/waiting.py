@@ -136,6 +136,12 @@ def _as_completed(futures: List[Any], timeout: Optional[float]) -> Iterator[Any]
         gathering.unwatch()
 
 
+def _has_failed(future: Any) -> bool:
+    if future.cancelled():
+        return False
+    return future.has_failed if type(future) is MeshFuture else future.exception() is not None
+
+
 def wait(fs: Any, timeout: Optional[float] = None, return_when: str = ALL_COMPLETED) -> DoneAndNotDone:
     """Wait for futures; the same as `concurrent.futures.wait`.
 
@@ -157,7 +163,7 @@ def wait(fs: Any, timeout: Optional[float] = None, return_when: str = ALL_COMPLE
         if return_when == FIRST_COMPLETED:
             left = 0 if ended else min(left, 1)
         stops_at_error = return_when == FIRST_EXCEPTION
-        if stops_at_error and any(not future.cancelled() and future.exception() is not None for future in ended):
+        if stops_at_error and any(map(_has_failed, ended)):
             left = 0
         if left:
             gathering.wait_until(lambda: len(gathering.ended) >= left or (stops_at_error and gathering.has_error), timeout)

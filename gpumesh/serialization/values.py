@@ -6,11 +6,14 @@ Plain data goes through the C pickler alone. Only what that cannot carry, and wh
 from __future__ import annotations
 
 import pickle
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Union
 
 from gpumesh.config import INLINE_BUFFER_BYTES
 from gpumesh.errors import SerializationError
 from gpumesh.model.payloads import OutOfBand, Payload
+
+Data = Union[bytes, OutOfBand]
+"""A payload that holds the value itself."""
 
 _PROTOCOL = 5
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
@@ -20,7 +23,7 @@ _dumps = pickle.dumps
 _loads = pickle.loads
 
 
-def dumps(value: Any, *, what: str = "value", snapshot: bool = True) -> Payload:
+def dumps(value: Any, *, what: str = "value", snapshot: bool = True) -> Data:
     """Turn a value into a payload.
 
     Args:
@@ -61,7 +64,7 @@ def dumps_call(
     what: str = "the function",
     function: Optional[Callable[..., Any]] = None,
     snapshot: bool = True,
-) -> Payload:
+) -> Data:
     """Turn the arguments of a call into a payload.
 
     Args:
@@ -94,7 +97,7 @@ def loads_call(payload: Payload, *, what: str = "the arguments") -> Tuple[Tuple[
     return call
 
 
-def to_payload(data: bytes, large: List[pickle.PickleBuffer], snapshot: bool) -> Payload:
+def to_payload(data: bytes, large: List[pickle.PickleBuffer], snapshot: bool) -> Data:
     """A pickle and the buffers beside it as one payload."""
     if not large:
         return data
@@ -105,7 +108,7 @@ def to_payload(data: bytes, large: List[pickle.PickleBuffer], snapshot: bool) ->
     return OutOfBand(parts)
 
 
-def _dump_quickly(value: Any, snapshot: bool) -> Optional[Payload]:
+def _dump_quickly(value: Any, snapshot: bool) -> Optional[Data]:
     """The C pickler without any of our hooks; None when the value may need them."""
     large: List[pickle.PickleBuffer] = []
 
@@ -126,7 +129,7 @@ def _dump_quickly(value: Any, snapshot: bool) -> Optional[Payload]:
     return to_payload(data, large, snapshot) if large else data
 
 
-def _dump_thoroughly(value: Any, snapshot: bool, explain: Callable[[BaseException], str]) -> Payload:
+def _dump_thoroughly(value: Any, snapshot: bool, explain: Callable[[BaseException], str]) -> Data:
     from gpumesh.serialization import pickling
 
     try:
