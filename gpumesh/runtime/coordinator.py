@@ -419,7 +419,7 @@ class Coordinator:
         if query.what == "workers":
             client.link.send(Answer(query.number, self._cluster.snapshot(self._loop.time()), ""))
         elif query.what == "objects":
-            client.link.send(Answer(query.number, {"objects": self._objects.views(), **self._objects.usage()}, ""))
+            client.link.send(Answer(query.number, {**self._objects.usage(), "objects": self._objects.views()}, ""))
         else:
             client.link.send(Answer(query.number, None, f"this coordinator knows nothing of {query.what!r}"))
 

@@ -336,6 +336,7 @@ class ObjectService:
                 peer.send(msg.ObjectStored(oid, f"full: {error}"))
             elif peer.is_gone or not self.is_arriving(oid):
                 store.discard(oid)
+                peer.send(msg.ObjectStored(oid, self.why_lost(oid)))
             else:
                 number = peer.next_number
                 peer.next_number = OBJECT_TRANSFER | (number + 1)
@@ -353,8 +354,11 @@ class ObjectService:
         store.release_view(oid)
         if oid not in self.directory:
             store.discard(oid)
+            peer.send(msg.ObjectStored(oid, self.why_lost(oid)))
             return ""
         store.seal(oid)
+        if isinstance(peer.key, str):
+            self.directory.copied(oid, peer.key)
         self._settle(oid, None)
         peer.send(msg.ObjectStored(oid, ""))
         return ""
@@ -483,6 +487,8 @@ class ObjectService:
 
     def _on_delete(self, peer: ObjectPeer, message: msg.DeleteObjects) -> str:
         for oid in message.oids:
+            if peer.unsealed.pop(oid, None) is not None and self._open().contains(oid):
+                self._open().discard(oid)  # It was to be written, and will not be.
             self._free(self.directory.delete(oid))
         return ""
 
