@@ -7,9 +7,13 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from gpumesh.client.channel import SpecHandle
+from gpumesh.client.futures import MeshFuture
+from gpumesh.client.inputs import Call
+from gpumesh.client.objects import StoredValue
 from gpumesh.model.outcomes import Status
 from gpumesh.serialization import functions
 from gpumesh.serialization.exceptions import dump_exception
+from gpumesh.serialization.late import complete_call
 from gpumesh.serialization.values import dumps, loads_call
 
 
@@ -65,7 +69,7 @@ class FakeSession:
 
     def run(self, count: Optional[int] = None, *, last_first: bool = False) -> None:
         """Run pending tasks, `count` of them or all."""
-        ids = sorted(self.pending, reverse=last_first)
+        ids = [task_id for task_id in sorted(self.pending, reverse=last_first) if not _missing(self.pending[task_id][1])]
         for task_id in ids[:count]:
             self.end(task_id)
 
@@ -76,13 +80,24 @@ class FakeSession:
         if handle.number not in self._functions:
             self._functions[handle.number] = functions.load(handle.exported.body)
         function, retry_on = self._functions[handle.number]
-        args, kwargs = loads_call(payload)
-        status, result = Status.OK, None
+        args, kwargs = _arguments(payload)
+        status: Status = Status.OK
+        result: Any = None
         try:
             result = dumps(function(*args, **kwargs))
+            if type(result) is not bytes:
+                result = StoredValue(None, None, result)  # type: ignore[arg-type]
         except Exception as error:
             status, result = Status.RETRYABLE if isinstance(error, retry_on) else Status.RAISED, dump_exception(error)
         sink.task_ended(task_id, int(status), result, 0.25, self.worker)
+        self._end_dependents()
+
+    def _end_dependents(self) -> None:
+        """Those of which an input has failed, as the coordinator and the channel would."""
+        for task_id, (_, payload, sink) in sorted(self.pending.items()):
+            error = payload.failure() if type(payload) is Call else None
+            if error is not None and self.pending.pop(task_id, None) is not None:
+                sink.task_ended(task_id, int(Status.REFUSED), error, 0.0, "")
 
     def wait_for_pending(self, count: int, timeout: float = 5.0) -> bool:
         """Until so many tasks have been submitted and wait."""
@@ -105,6 +120,22 @@ class FakeSession:
                 entry = self.pending.pop(task_id, None)
             if entry is not None:
                 entry[2].task_ended(task_id, int(Status.CANCELLED), {}, 0.0, "")
+        self._end_dependents()
+
+
+def _missing(payload: Any) -> bool:
+    return type(payload) is Call and bool(payload.missing())
+
+
+def _arguments(payload: Any) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+    if type(payload) is not Call:
+        return loads_call(payload)
+    inputs: List[Tuple[Any, Any]] = []
+    for place, source in payload.inputs:
+        assert type(source) is MeshFuture, source
+        found = source.payload if source.payload is not None else dumps(source.result())
+        inputs.append((place, found.payload if type(found) is StoredValue else found))
+    return complete_call(payload.value, inputs)
 
 
 class FakeMesh:

@@ -172,6 +172,11 @@ def test_an_async_generator_is_refused_at_once() -> None:
         ({"placement_timeout": -1}, ValueError, "placement_timeout=-1"),
         ({"place": None}, TypeError, "place=None"),
         ({"name": 3}, TypeError, "name=3"),
+        ({"packages": "numpy"}, TypeError, r"write packages=\['numpy'\]"),
+        ({"packages": {"numpy": 1}}, TypeError, "must be a list of requirements"),
+        ({"packages": ["numpy", 3]}, TypeError, "holds 3"),
+        ({"packages": ["numpy", " "]}, ValueError, "names no package"),
+        ({"packages": ["--index-url=http://elsewhere"]}, ValueError, "options of an installer"),
     ],
 )
 def test_a_wrong_option_is_named_when_decorating(options: Any, error: Any, words: str) -> None:
@@ -189,8 +194,17 @@ def test_options_become_the_spec(session: FakeSession) -> None:
 
     (spec,) = session._handles
     assert spec.requirement[:7] == ("gpu", "a100", 1.0, 16 * 10**9, 0, 2, (("room", "lab"),))
-    assert spec[3:] == (300.0, 1, 5, 2.0, True, -1.0)
+    assert spec[3:9] == (300.0, 1, 5, 2.0, True, -1.0)
     assert spec.name == "job"
+
+
+def test_packages_are_sorted_so_that_the_same_set_is_the_same_environment(session: FakeSession) -> None:
+    for packages in (["b", "a==1.*", "b"], ("a==1.* ", "b"), {"b", "a==1.*"}):
+        accelerate(None, packages=packages)(plain).remote(1.0).result()
+
+    (spec,) = session._handles
+    assert spec.packages == ("a==1.*", "b")
+    assert accelerate(None, packages=["a"])(plain).options(packages=None).task_options.packages == ()
 
 
 def test_options_and_to_make_copies() -> None:
@@ -307,7 +321,7 @@ def test_a_future_as_argument_becomes_its_value(session: FakeSession) -> None:
     second = named.remote(first)
     third = decorated.remote(first, epochs=second)
 
-    assert len(session.pending) == 1
+    assert len(session.pending) == 3
     session.run()
     session.run()
     session.run()
@@ -368,18 +382,6 @@ def test_arguments_are_taken_as_they_are_at_the_call(session: FakeSession) -> No
     session.run()
 
     assert future.result() == [1, 1, 2]
-
-
-def test_a_mesh_that_is_gone_fails_the_waiting_call(session: FakeSession) -> None:
-    session.runs = False
-    first = named.remote(1)
-    second = named.remote(first)
-    session.error = MeshError("gone")
-
-    session.run()
-
-    with pytest.raises(MeshError, match="gone"):
-        second.result()
 
 
 # --- travelling

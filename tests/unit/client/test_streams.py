@@ -536,7 +536,7 @@ def test_futures_as_items(held: FakeSession, kind: Any) -> None:
     function = accelerate(identity).on(FakeMesh(held))  # type: ignore[arg-type]
     firsts = [function.remote(number) for number in range(3)]
     stream = mapping(held, whole, kind([firsts[0], (firsts[1], 5), {"key": firsts[2]}, 7]))
-    held.wait_for_pending(4)
+    assert held.wait_for_pending(7)
 
     for _ in range(3):
         held.run()
