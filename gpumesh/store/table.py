@@ -285,27 +285,29 @@ class Table:
 
     def moved_out(self, oid: int, now: float) -> List[Action]:
         """Its file on disk is whole."""
-        entry = self._end_move(oid, "out", now)
+        entry = self._end_move(oid, "out")
+        self._extend_deadlines(now)
         entry.on_disk = True
         self.disk_bytes += entry.nbytes
         return self._settle(entry, first=True) + self._serve(now)
 
     def move_out_failed(self, oid: int, now: float) -> List[Action]:
         """There is no file of it; it stays in memory."""
-        entry = self._end_move(oid, "out", now)
+        entry = self._end_move(oid, "out")
         self._no_spill_before = now + SPILL_AGAIN_SECONDS
         return self._settle(entry, first=True) + self._serve(now)
 
     def moved_in(self, oid: int, now: float) -> List[Action]:
         """It is in its segment."""
-        entry = self._end_move(oid, "in", now)
+        entry = self._end_move(oid, "in")
+        self._extend_deadlines(now)
         assert entry.segment is not None, oid
         self._note_written(entry.segment, entry.nbytes)
         return self._settle(entry) + self._serve(now)
 
     def move_in_failed(self, oid: int, now: float, *, why: Refusal) -> List[Action]:
         """It is not in its segment: for want of memory (NO_ROOM), or because its file is damaged, and then it is lost."""
-        entry = self._end_move(oid, "in", now)
+        entry = self._end_move(oid, "in")
         actions = self._fail_pins(entry, why)
         if why is Refusal.UNREADABLE:
             entry.doomed = True
@@ -511,14 +513,17 @@ class Table:
                 self._queue.remove(request)
                 return
 
-    def _end_move(self, oid: int, way: str, now: float) -> Entry:
+    def _end_move(self, oid: int, way: str) -> Entry:
         entry = self._entries[oid]
         assert entry.moving == way, (oid, entry.moving)
         entry.moving = None
         del self._moving[oid]
+        return entry
+
+    def _extend_deadlines(self, now: float) -> None:
+        """Bytes have moved: whoever waits does so for a reason."""
         for request in self._queue:
             request.deadline = max(request.deadline, now + self._wait_seconds)
-        return entry
 
     def _note_written(self, segment: Segment, nbytes: int) -> None:
         if nbytes > segment.written:

@@ -34,12 +34,13 @@ import os, sys
 from gpumesh.store.segments import StoreFolder
 folder = StoreFolder(root=sys.argv[1])
 if "fork" in sys.argv:
-    child = os.fork()
-    if child == 0:
+    if os.fork() == 0:
         folder.close()  # Not its own: must do nothing.
+        print(folder.path, flush=True)
         sys.stdin.readline()
         os._exit(0)
-print(folder.path, flush=True)
+else:
+    print(folder.path, flush=True)
 sys.stdin.readline()
 """
 
