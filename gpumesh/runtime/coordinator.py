@@ -384,6 +384,7 @@ class Coordinator:
             if arriving is None:
                 here.append(result)
             else:
+                self._objects.grant_result(worker.ident, result[3])  # Its maker may let go of what is in it meanwhile.
                 self._held.setdefault(arriving, []).append((worker.ident, result))
         return here
 
@@ -392,9 +393,11 @@ class Coordinator:
             worker = self._workers.get(ident)
             if worker is None:
                 continue  # The scheduler has dealt with all that was there.
+            payload = result[3]
             if problem is not None:
                 result = (*result[:2], int(Status.REFUSED), {"reason": problem}, result[4])
             self._on_results(worker, self._hold_back(worker, [result]), self._loop.time())
+            self._objects.ungrant_result(ident, payload)
 
     def _on_objects_freed(self, ident: str, oids: List[int]) -> None:
         worker = self._workers.get(WorkerId(ident))

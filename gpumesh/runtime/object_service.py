@@ -137,6 +137,10 @@ class ObjectService:
         for oid in mentioned(payload):
             self.directory.grant(client, oid)
 
+    def ungrant_result(self, peer: PeerKey, payload: Any) -> None:
+        """Take back what `grant_result` gave."""
+        self._free(self.directory.release(peer, [(oid, 1) for oid in mentioned(payload)]))
+
     def take_over(self, worker: PeerKey, payload: Any) -> None:
         """A result has been dealt with: the worker that made it no longer refers to it."""
         stored = payload[0] if isinstance(payload, tuple) else payload
