@@ -51,7 +51,17 @@ class MeshClosedError(MeshError):
 
 
 class SerializationError(MeshError, TypeError):
-    """A value cannot travel; the message names the path to the part that cannot."""
+    """A value cannot travel; the message names the path to the part that cannot.
+
+    Attributes:
+        package: What a value that cannot be rebuilt is a part of, "" when that is not known.
+        version: Of that package where it was to be rebuilt: "2.0", or "not installed".
+        machine: The name of the machine where it was to be rebuilt.
+    """
+
+    package: str = ""
+    version: str = ""
+    machine: str = ""
 
 
 class NoSuitableWorkerError(MeshError):

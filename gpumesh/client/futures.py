@@ -322,6 +322,10 @@ class MeshFuture(Future[Any]):
                 value = (
                     error if isinstance(error, MeshError) and type(outcome) is not bytes else _cannot_load(self._title(), error)
                 )
+                if isinstance(error, SerializationError) and error.package:
+                    from gpumesh.client.versions import tell_of_value
+
+                    tell_of_value(value, error, self.session, self.worker)
         else:
             value = exception_for(status, outcome, name=self.name, task_id=self.task_id, worker=self.worker)
         with _lock:

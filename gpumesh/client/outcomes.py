@@ -10,8 +10,10 @@ from gpumesh.errors import (
     NoSuitableWorkerError,
     ObjectLostError,
     ObjectStoreFullError,
+    SerializationError,
     TaskCancelledError,
     TaskTimeoutError,
+    VersionMismatchError,
     WorkerCrashedError,
 )
 from gpumesh.model.ids import TaskId, show_task
@@ -36,7 +38,12 @@ def exception_for(status: int, payload: Any, *, name: str, task_id: int, worker:
     if status in (Status.RAISED, Status.RETRYABLE):
         from gpumesh.serialization.exceptions import load_exception
 
-        return load_exception(payload)
+        error = load_exception(payload)
+        if isinstance(error, SerializationError) and error.package:
+            from gpumesh.client.versions import tell_of_task
+
+            tell_of_task(error, worker)
+        return error
     details: Dict[str, Any] = dict(payload) if isinstance(payload, dict) else {}
     where = str(details.get("worker") or worker)
     task = f"task {show_task(TaskId(task_id))} ({name})" if name else f"task {show_task(TaskId(task_id))}"
@@ -53,6 +60,8 @@ def exception_for(status: int, payload: Any, *, name: str, task_id: int, worker:
         return TaskTimeoutError(f"{task} {ran}{_on(where)} and was ended; give it more with options(timeout=...)")
     if status == Status.CANCELLED:
         return TaskCancelledError(f"{task} was cancelled{': ' + reason if reason else ''}")
+    if status == Status.INFEASIBLE and details.get("cause") == "version":
+        return VersionMismatchError(reason)
     if status == Status.INFEASIBLE:
         return NoSuitableWorkerError(
             reason or f"{task} requires what no worker has; ask for less, or join a machine that has it"

@@ -35,7 +35,17 @@ from gpumesh.scheduler.actions import (
     WorkersChanged,
 )
 from gpumesh.scheduler.dependencies import Dependencies, Waiting
-from gpumesh.scheduler.placement import Idle, Placed, allowance, explain, place, room, space, surplus
+from gpumesh.scheduler.placement import (
+    Idle,
+    Placed,
+    allowance,
+    explain,
+    is_version_mismatch,
+    place,
+    room,
+    space,
+    surplus,
+)
 from gpumesh.scheduler.queues import Group, Lane, Queues
 from gpumesh.scheduler.snapshot import worker_views
 from gpumesh.scheduler.states import Batch, Client, Spec, TaskState, Worker, WorkerState
@@ -660,11 +670,23 @@ class Cluster:
             if group.workers:
                 self._distribute(group, now, actions)
 
-    def _fail(self, spec: Spec, task_id: int, status: int, reason: str, actions: List[Action], *, worker: str = "") -> None:
-        """A task ends by our decision; it is in no queue and on no worker any more."""
+    def _fail(
+        self,
+        spec: Spec,
+        task_id: int,
+        status: int,
+        reason: str,
+        actions: List[Action],
+        *,
+        worker: str = "",
+        cause: str = "",
+    ) -> None:
+        """A task ends by our decision; it is in no queue and on no worker any more. A `cause` is for programs."""
         details: Dict[str, Any] = {"reason": reason, "attempts": self._supervision.attempts(task_id)}
         if worker:
             details["worker"] = worker
+        if cause:
+            details["cause"] = cause
         del self._tasks[task_id]
         self._supervision.forget(task_id)
         self._cancelled.pop(task_id, None)
@@ -717,23 +739,25 @@ class Cluster:
         for lane in list(group.lanes.values()):
             if group.lane_due(lane) > now:
                 continue
-            text = explain(lane.head.spec.name, group.need, list(self._workers.values()))
-            self._expire(group, lane, text, now, actions)
             client = lane.client
+            workers = list(self._workers.values())
+            text = explain(lane.head.spec.name, group.need, workers, client=client.name)
+            cause = "version" if is_version_mismatch(group.need, workers) else ""
+            self._expire(group, lane, text, cause, now, actions)
             if lane.count and group.need not in client.noticed:
                 client.noticed[group.need] = None
                 actions.append(Notice(client.number, next(lane.living()), text))
         self._after_removal(group)
         group.set_due()
 
-    def _expire(self, group: Group, lane: Lane, text: str, now: float, actions: List[Action]) -> None:
+    def _expire(self, group: Group, lane: Lane, text: str, cause: str, now: float, actions: List[Action]) -> None:
         for run in list(lane.runs):
             timeout = run.spec.spec.placement_timeout
             if timeout < 0 or run.since + timeout > now:
                 continue
             ids = group.expire(lane, run)
             for task_id in ids:
-                self._fail(run.spec, task_id, _INFEASIBLE, text, actions)
+                self._fail(run.spec, task_id, _INFEASIBLE, text, actions, cause=cause)
 
     # --- balance
 

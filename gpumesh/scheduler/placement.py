@@ -21,7 +21,7 @@ from gpumesh.config import (
 from gpumesh.model.records import NamedTuple
 from gpumesh.model.resources import Requirement, lacks, show_requirement
 from gpumesh.scheduler.queues import Group
-from gpumesh.scheduler.states import Spec, Worker
+from gpumesh.scheduler.states import Spec, Worker, WorkerState
 from gpumesh.scheduler.throughput import Function
 
 STEPS_PER_WORKER = (
@@ -266,9 +266,32 @@ def surplus(worker: Worker, idle: Idle, now: float) -> Surplus:
     return Surplus(tasks, look_again)
 
 
-def explain(name: str, need: Requirement, workers: Sequence[Worker]) -> str:
-    """Why nobody can run a task, and what to do about it, for people."""
+def is_version_mismatch(need: Requirement, workers: Sequence[Worker]) -> bool:
+    """Whether some worker could run it if only its Python were another."""
+    if not need.python:
+        return False
+    rest = need._replace(python="")
+    return any(worker.state is WorkerState.HEALTHY and not lacks(worker.facts, rest) for worker in workers)
+
+
+def explain(name: str, need: Requirement, workers: Sequence[Worker], *, client: str = "") -> str:
+    """Why nobody can run a task, and what to do about it, for people.
+
+    Args:
+        name: The function's.
+        need: What it needs.
+        workers: All that are connected; none of them can run it.
+        client: Who has sent it.
+    """
     wanted = f"task {name!r} needs {show_requirement(need)}"
+    remedy = "ask for less with options(...), or join a machine that has it with `gpumesh join`"
+    if is_version_mismatch(need, workers):
+        sender = f" by {client}" if client else ""
+        wanted += f", because it was sent{sender} as bytecode of that version"
+        remedy = (
+            f"join a worker that runs Python {need.python}, run the driver with the Python of the workers, "
+            "or put the function into a module that the workers can import"
+        )
     if not workers:
         return f"{wanted}, but no worker is connected; join a machine with `gpumesh join`"
     offers: List[str] = []
@@ -284,7 +307,4 @@ def explain(name: str, need: Requirement, workers: Sequence[Worker]) -> str:
         offers.append(f"and {len(workers) - NAMED_WORKERS} more")
     count = "the only connected worker" if len(workers) == 1 else f"none of {len(workers)} connected workers"
     verb = "cannot run it" if len(workers) == 1 else "can run it"
-    return (
-        f"{wanted}, but {count} {verb}: {'; '.join(offers)}; ask for less with options(...), or join a machine that has it"
-        " with `gpumesh join`"
-    )
+    return f"{wanted}, but {count} {verb}: {'; '.join(offers)}; {remedy}"

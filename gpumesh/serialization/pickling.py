@@ -6,6 +6,7 @@ definition here is left alone, so that its methods keep the module globals they 
 
 from __future__ import annotations
 
+import collections
 import functools
 import io
 import pickle
@@ -17,7 +18,9 @@ from typing import Any, Callable, List, Optional, Tuple
 import cloudpickle.cloudpickle as cp  # type: ignore[import-untyped, unused-ignore]
 
 from gpumesh.config import INLINE_BUFFER_BYTES
+from gpumesh.errors import VersionMismatchError
 from gpumesh.serialization import values
+from gpumesh.serialization.versions import host_name
 
 PICKLE_PROTOCOL = 5
 
@@ -25,6 +28,21 @@ values.modules_by_value = cp._PICKLE_BY_VALUE_MODULES
 
 _defined_here: weakref.WeakSet[type] = weakref.WeakSet()
 _received: weakref.WeakSet[type] = weakref.WeakSet()
+_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def _reduce_code(code: types.CodeType) -> Any:
+    return _make_code, (_PYTHON, *cp._code_reduce(code)[1])
+
+
+def _make_code(python: str, *parts: Any) -> types.CodeType:
+    """Bytecode of another version would load, now and then, and then end the process without a word."""
+    if python != _PYTHON:
+        raise VersionMismatchError(
+            f"code of Python {python} cannot run here, on Python {_PYTHON} of {host_name()}; run both sides with the same minor "
+            "version, or put that code into a module that both can import"
+        )
+    return types.CodeType(*parts)
 
 
 class Pickler(cp.Pickler):  # type: ignore[misc, unused-ignore]
@@ -33,6 +51,8 @@ class Pickler(cp.Pickler):  # type: ignore[misc, unused-ignore]
     Objects whose type has `__gpumesh_reduce__(by_value)` say themselves how they travel; `by_value` is true when the other
     side cannot import them under their own name.
     """
+
+    dispatch_table = collections.ChainMap({types.CodeType: _reduce_code}, cp.Pickler.dispatch_table)
 
     def __init__(self, file: Any, *, buffer_callback: Optional[Callable[[pickle.PickleBuffer], bool]] = None) -> None:
         super().__init__(file, protocol=PICKLE_PROTOCOL, buffer_callback=buffer_callback)

@@ -54,7 +54,12 @@ def loads(payload: Payload, *, what: str = "value") -> Any:
     except MemoryError:
         raise
     except Exception as error:  # Unpickling runs code of the value's own classes.
-        raise SerializationError(_explain_loading(what, error)) from error
+        from gpumesh.serialization.versions import loading_error
+
+        failure = loading_error(what, error)
+        if failure is error:
+            raise
+        raise failure from error
 
 
 def dumps_call(
@@ -158,16 +163,3 @@ def _explain_call(
 def _load_parts(parts: List[Any]) -> Any:
     buffers = [bytearray(part) if memoryview(part).readonly else part for part in parts[1:]]
     return _loads(parts[0], buffers=buffers)
-
-
-def _explain_loading(what: str, error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        package = error.name.partition(".")[0]
-        reason = f"module '{error.name}' is not installed here; install '{package}' on this machine, or send plain data instead"
-    elif isinstance(error, (ImportError, AttributeError)):
-        reason = f"{error}; the code differs between the machines: bring both to the same version"
-    elif isinstance(error, SerializationError):
-        return str(error)
-    else:
-        reason = f"{type(error).__name__}: {error}; its class cannot be rebuilt from its pickle: give it a __reduce__, or send plain data"
-    return f"{what} cannot be rebuilt here: {reason}"
