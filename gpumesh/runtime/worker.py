@@ -77,6 +77,7 @@ class WorkerAgent(PoolOwner):
             MeshError: It can never join: refused token, version, or not a coordinator at this address.
         """
         self._pool.start()
+        self._note_versions()
         try:
             await self._serve()
         finally:
@@ -85,6 +86,12 @@ class WorkerAgent(PoolOwner):
             self._pool.close()
             if self._objects is not None:
                 self._objects.close()
+
+    def _note_versions(self) -> None:
+        """While the runners start: it costs a millisecond."""
+        from gpumesh.serialization.versions import well_known_versions
+
+        self.facts = self.facts._replace(versions=well_known_versions())
 
     def drain(self, reason: str) -> None:
         """Finish what runs, give back what waits, then leave."""
@@ -244,6 +251,8 @@ class WorkerAgent(PoolOwner):
             self._objects = WorkerObjects(self._loop, self._pool, report=self.on_results, on_idle=self._leave_if_done)
             if self._link is not None and self._link.connection.established:
                 self._objects.connected(self._link)
+            if self._is_draining:
+                self._objects.drain()
         return self._objects
 
     def on_feeding(self, runner: int, task_id: int, payload: Any) -> None:
