@@ -22,6 +22,7 @@ CONNECT_SECONDS = 5.0
 RECONNECT_SECONDS = 60.0  # How long a client looks for a lost coordinator before its futures fail.
 RECONNECT_FIRST_DELAY_SECONDS = 0.1
 RECONNECT_MAX_DELAY_SECONDS = 5.0
+UNSENT_KERNEL_BYTES = 256 * KIB  # In a socket's own queue: on a slow link a heartbeat waits behind no more of it.
 OUTBOX_PAUSE_BYTES = 4 * MIB  # Bytes waiting for one slow peer before what feeds it is paused.
 
 # --- values
@@ -32,7 +33,7 @@ FUNCTION_CACHE_ENTRIES = 1024  # Function bodies kept by a coordinator, a worker
 
 # --- objects
 INLINE_VALUE_BYTES = 64 * KIB  # A larger value goes through the object store; a smaller one inside its task's message.
-FETCH_WINDOW_BYTES = 16 * MIB  # Of one transfer under way: hides a round trip of 16 ms at 1 GB/s; what a cancelled one may still cost.
+FETCH_WINDOW_BYTES = 8 * MIB  # Of one transfer under way: hides a round trip of 8 ms at 1 GB/s; a task waits behind no more of it.
 OBJECT_MEMORY_FRACTION = 0.3  # Of RAM, for objects on one host, unless --object-memory says otherwise.
 STORE_WAIT_SECONDS = 5.0  # How long a new object waits for running tasks to let go of others before it is refused.
 FREE_SEGMENTS_FRACTION = 0.5  # Of the memory limit: freed segments kept for use again (their pages are there: ten times as fast).
@@ -75,6 +76,12 @@ ORPHAN_SECONDS = 5.0
 ENVIRONMENT_BUILD_SECONDS = 900.0  # One that takes longer to install than that hangs, or is better prepared by hand.
 ENVIRONMENT_RETRY_SECONDS = 60.0  # Tasks that come this soon after a failed build fail with its error; later ones try again.
 ENVIRONMENT_IDLE_SECONDS = 300.0  # Without tasks, before an environment's processes end; the environment itself stays on disk.
+
+# --- code that travels
+MAX_CODE_BYTES = 50_000_000  # Modules and files of one function: source is far below, so more is data or a build by mistake.
+CODE_CHECK_SHARE = 0.05  # Of the time, at most, for looking whether a file was edited.
+CODE_CACHE_ENTRIES = 20  # Folders of unpacked code kept on a worker; least recently used go.
+CODE_CACHE_BYTES = 1 * GIB  # Together, at most.
 
 # --- streams
 STREAM_WINDOW_ITEMS = 8192  # Items read from an input ahead of the results taken from the stream.

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any, List, Optional, Tuple
 
-from gpumesh.config import BULK_MESSAGE_BYTES, MIB, OUTBOX_PAUSE_BYTES
+from gpumesh.config import BULK_MESSAGE_BYTES, MIB, OUTBOX_PAUSE_BYTES, UNSENT_KERNEL_BYTES
 from gpumesh.errors import MeshError, MeshUnavailableError, ProtocolError
 from gpumesh.network.address import Address
 from gpumesh.protocol.auth import NONCE_BYTES
@@ -24,8 +24,7 @@ from gpumesh.protocol.connection import Closed, Connection, Established, PeerFac
 from gpumesh.version import __version__
 
 _MAX_PARTS = 512  # Buffers handed to one sendmsg; systems allow 1024.
-_UNSENT_KERNEL_BYTES = 512 * 1024  # Kept in the kernel's queue: on a slow link a heartbeat waits behind this at most.
-_WRITE_TURN_BYTES = 16 * MIB  # Written under one hold of the lock.
+_WRITE_TURN_BYTES = 2 * MIB  # Written under one hold of the lock: a task that another thread submits waits for no more.
 _READ, _WRITE = 1, 2
 _IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EWOULDBLOCK))
 
@@ -75,7 +74,7 @@ class MeshLink:
         waiting = self._backlog + self.connection.bytes_waiting + self.connection.bulk_bytes_waiting
         if waiting > OUTBOX_PAUSE_BYTES:
             return True
-        return size > BULK_MESSAGE_BYTES and self.connection.has_bulk
+        return size > BULK_MESSAGE_BYTES and self.connection.has_bulk_messages
 
     def _write(self) -> None:
         try:
@@ -241,7 +240,7 @@ def dial(address: Address, *, token: str, timeout: float, facts: PeerFacts) -> T
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_KERNEL_BYTES)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_KERNEL_BYTES)
         connection = Connection.dial(
             role="client", token=token, nonce=os.urandom(NONCE_BYTES), now=time.monotonic(), facts=facts
         )

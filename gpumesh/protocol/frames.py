@@ -39,6 +39,7 @@ TRANSFERRED = 0x01  # Flag: the buffers came before, as chunks.
 MAX_BUFFERS = 0xFFFF
 PREAUTH_SCRATCH_BYTES = 2 * (8 + PREAUTH_FRAME_BYTES)  # An unfinished frame fills less than half, so it never grows.
 SCRATCH_BYTES = 256 * 1024  # One read of a busy socket; the smaller it is, the less of a chunk is copied twice.
+AFTER_CHUNK_BYTES = 4 * 1024  # The read after a chunk: most often the header of the next one, whose data is then not copied twice.
 KEPT_SCRATCH_BYTES = 4 * 1024 * 1024  # What one huge frame needed beyond this is given back.
 SEPARATE_BUFFER_BYTES = (
     16 * 1024
@@ -82,6 +83,7 @@ class FrameDecoder:
         "_chunk",
         "_chunk_filled",
         "_chunk_transfer",
+        "_is_after_chunk",
     )
 
     def __init__(
@@ -98,6 +100,7 @@ class FrameDecoder:
         self._chunk: Optional[memoryview] = None  # Where the rest of the current chunk goes.
         self._chunk_filled = 0
         self._chunk_transfer = 0
+        self._is_after_chunk = False
 
     @property
     def buffered(self) -> int:
@@ -111,6 +114,9 @@ class FrameDecoder:
         size = len(self._scratch)
         if self._start == self._end:
             self._start = self._end = 0
+            if self._is_after_chunk:
+                self._is_after_chunk = False
+                return self._view[:AFTER_CHUNK_BYTES]
             if size > KEPT_SCRATCH_BYTES:
                 self._replace_scratch(SCRATCH_BYTES)
                 size = SCRATCH_BYTES
@@ -142,6 +148,7 @@ class FrameDecoder:
             self._chunk_filled += count
             if self._chunk_filled == len(self._chunk):
                 self._chunk = None
+                self._is_after_chunk = True
             return []
         self._end += count
         return [] if self._stepwise else self._parse()

@@ -7,13 +7,13 @@ import logging
 import socket
 from typing import Any, Callable, List, Optional
 
-from gpumesh.config import OUTBOX_PAUSE_BYTES
+from gpumesh.config import OUTBOX_PAUSE_BYTES, UNSENT_KERNEL_BYTES
 from gpumesh.protocol.connection import Closed, Connection
 
 logger = logging.getLogger(__name__)
 
-WRITE_HIGH_BYTES = 1024 * 1024  # In the transport's own queue; above it no further chunk is handed over.
-WRITE_LOW_BYTES = 256 * 1024
+WRITE_HIGH_BYTES = 256 * 1024  # In the transport's own queue; above it no further chunk is handed over.
+WRITE_LOW_BYTES = 64 * 1024
 SMALL_ANSWER_BYTES = 1024  # About ten tasks: whoever sends so little waits for the answer.
 
 OnEvents = Callable[["PeerLink", List[Any]], None]
@@ -68,6 +68,8 @@ class PeerLink(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_KERNEL_BYTES)
         name = transport.get_extra_info("peername")
         if isinstance(name, tuple) and len(name) >= 2:
             self.address = f"{name[0]}:{name[1]}"
