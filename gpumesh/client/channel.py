@@ -191,6 +191,7 @@ class Channel:
         self._trim_at = 0.0
         self._pending: Dict[int, Any] = {}  # task id -> (handle, payload, sink) or _Batch; a payload is bytes or a Call.
         self._held: Dict[int, None] = {}  # Pending, and not with the coordinator: some input is not known there.
+        self._resent: Dict[int, None] = {}  # Pending, and sent again because of that.
         self._next_id = self.client << SEQUENCE_BITS
         self._lanes: Dict[int, Lane] = {}  # by spec number
         self._dirty: List[Lane] = []  # Lanes with tasks, in the order of their first.
@@ -405,15 +406,21 @@ class Channel:
         elif not call.missing() and self._held.pop(task_id, self) is None:
             if call.is_ready:
                 self._prepare([task_id], self._link)
+                self.flush()
             else:
                 self._prepare_aside([task_id], self._link)
 
     def _prepare_aside(self, task_ids: List[int], link: Optional[MeshLink]) -> None:
         """`_prepare` on a thread of its own: it may take time, and wait for answers."""
-        threading.Thread(target=self._prepare, args=(task_ids, link), name="gpumesh-inputs", daemon=True).start()
+
+        def prepare() -> None:
+            self._prepare(task_ids, link)
+            self.flush()
+
+        threading.Thread(target=prepare, name="gpumesh-inputs", daemon=True).start()
 
     def _prepare(self, task_ids: List[int], link: Optional[MeshLink]) -> None:
-        """Send tasks whose inputs were not all known, unless the connection changes meanwhile: then all is sent again anyway."""
+        """Queue tasks whose inputs were not all known, unless the connection changes meanwhile: then all is sent again anyway."""
         for task_id in task_ids:
             entry = self._pending.get(task_id)
             if entry is None:
@@ -430,7 +437,6 @@ class Channel:
                     return
                 if task_id in self._pending:
                     self._queue(task_id, self._lane(handle), call, error)
-                    self._send_lanes()
             self._watch_if_held(task_id, call)
 
     def _on_input_trouble(self, task_id: int, call: Call, status: int, details: Dict[str, Any]) -> None:
@@ -442,8 +448,18 @@ class Channel:
         if is_unwanted:
             self._end_task(task_id, Status.CANCELLED, {"reason": ""})
             return
-        future = call.input_of(details.get("input", 0))
-        if status == _INPUT_MISSING or (future is not None and not future.done()):
+        producer = details.get("input", 0)
+        future = call.input_of(producer)
+        if status == _INPUT_MISSING:
+            self._resent[task_id] = None
+            missing = call.missing()
+            if call.is_ready and all(other.task_id in self._resent for other in missing) and call.failure() is None:
+                del self._held[task_id]  # It follows those that were in the same situation a moment ago.
+                self._prepare([task_id], self._link)
+            else:
+                self._watch_if_held(task_id, call)
+            return
+        if future is not None and not future.done():
             self._watch_if_held(task_id, call)
             return
         error = call.failure() or MeshError(f"task {show_task(TaskId(task_id))} was not run: a task among its arguments failed")
@@ -694,10 +710,14 @@ class Channel:
                         entry.sink.task_ended(task_id, status, payload, seconds, worker)
                         entry.payloads[task_id - entry.first] = None
                     pending.pop(task_id, None)  # Only now: an interrupt in between makes it be submitted again.
+                    if self._resent:
+                        self._resent.pop(task_id, None)
                 if self._cancelling:
                     self._cancelling = {task_id: None for task_id in self._cancelling if task_id in pending}
                 self._results = None
             if not inbox:
+                if self._dirty and self._resent:
+                    self.flush()
                 if not pending and (self._trims_left or self._ended_tasks >= TRIM_TASKS):
                     self._trim_soon()
                 return
@@ -1009,7 +1029,7 @@ class Channel:
                 lane.ids, lane.payloads, lane.has_others = [], [], False
             self._dirty = []
             unsent.update(self._held)
-            self._held = {}
+            self._held, self._resent = {}, {}
             for task_id, entry in self._pending.items():
                 if type(entry) is tuple:
                     handle, payload, _ = entry

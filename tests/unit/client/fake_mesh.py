@@ -7,30 +7,71 @@ import select
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from gpumesh.model.outcomes import Status
-from gpumesh.protocol.connection import Connection, Established, PeerFacts
+from gpumesh.model.payloads import OutOfBand
+from gpumesh.protocol.connection import OBJECT_TRANSFER, Connection, Established, PeerFacts
 from gpumesh.protocol.messages import (
     Answer,
+    CancelFetch,
     CancelTasks,
+    CreateSegment,
     DefineFunction,
     DefineSpec,
+    DeleteObjects,
+    FetchObject,
+    HoldRefs,
+    LocateObject,
+    ObjectAt,
+    ObjectSent,
+    ObjectStored,
+    OpenStore,
+    PutObject,
     Query,
     RegisterClient,
+    ReleaseRefs,
+    SegmentCreated,
+    StoreOffer,
     SubmitTasks,
     TaskResults,
+    UnpinObjects,
 )
 from gpumesh.serialization.values import dumps
+from gpumesh.store.container import container_bytes, container_views, open_container
 
 FACTS = PeerFacts("0", "3.11", "test")
 Result = Tuple[int, int, Any, float]
+SECRET = bytes(range(32))
+_RECORDED = (RegisterClient, DefineFunction, DefineSpec, Established, HoldRefs, ReleaseRefs, UnpinObjects, DeleteObjects)
 
 
 class FakeMesh:
-    """Listens on loopback. By default each task returns its own sequence number at once, on worker "w"."""
+    """Listens on loopback. By default each task returns its own sequence number at once, on worker "w".
 
-    def __init__(self, *, token: str = "secret", workers: int = 1, port: int = 0, answers: bool = True) -> None:
+    Objects lie in `objects`. With a folder it is on the client's host, without one it is not.
+    """
+
+    def __init__(
+        self,
+        *,
+        token: str = "secret",
+        workers: int = 1,
+        port: int = 0,
+        answers: bool = True,
+        folder: Optional[Path] = None,
+    ) -> None:
+        self.objects: Dict[int, Any] = {}  # Payloads by object.
+        self.refs: Dict[int, List[int]] = {}  # What they refer to.
+        self.full = ""  # Why there is no room.
+        self.holds_fetches = False  # Fetches get no answer.
+        self.segments: List[str] = []  # Paths given out.
+        self.freed: List[str] = []  # Given out again, the last first.
+        self._folder = folder
+        self._incoming: Dict[int, Tuple[int, bytearray]] = {}
+        if folder is not None:
+            (folder / "probe").write_bytes(SECRET)
         self.token = token
         self.workers = workers
         self.answers = answers  # False: the test sends the results itself.
@@ -136,7 +177,7 @@ class FakeMesh:
 
     def _on_event(self, connection: Connection, event: Any, results: List[Result]) -> None:
         kind = type(event)
-        if kind in (RegisterClient, DefineFunction, DefineSpec, Established):
+        if kind in _RECORDED:
             self.received.append(event)
         elif kind is SubmitTasks:
             self.received.append(event)
@@ -152,6 +193,83 @@ class FakeMesh:
                 results.extend((task_id, int(Status.CANCELLED), {"reason": ""}, 0.0) for task_id in event.task_ids)
         elif kind is Query:
             connection.send(Answer(event.number, self.on_query(event), ""))
+        else:
+            self._on_object(connection, event)
+
+    def _on_object(self, connection: Connection, event: Any) -> None:
+        kind = type(event)
+        if kind is OpenStore:
+            connection.send(StoreOffer(str((self._folder or Path("/nowhere")) / "probe"), SECRET))
+        elif kind is CreateSegment:
+            if self.full:
+                connection.send(SegmentCreated(event.number, "", f"full: {self.full}"))
+                return
+            assert self._folder is not None
+            path = self.freed.pop() if self.freed else str(self._folder / f"s{event.oid:x}")
+            if path not in self.segments:
+                Path(path).touch()
+                self.segments.append(path)
+            connection.send(SegmentCreated(event.number, path, ""))
+        elif kind is PutObject:
+            self._on_put(connection, event)
+        elif kind is ObjectSent:
+            oid, target = self._incoming.pop(event.number)
+            self.objects[oid] = OutOfBand(open_container(memoryview(target)))
+            connection.send(ObjectStored(oid, ""))
+        elif kind is LocateObject:
+            found = self.objects.get(event.oid)
+            if self.holds_fetches:
+                self.received.append(event)
+            elif isinstance(found, Path):
+                connection.send(ObjectAt(event.number, event.oid, str(found), found.stat().st_size, None, ""))
+            else:
+                error = "" if event.oid in self.objects else "lost: it was deleted"
+                connection.send(ObjectAt(event.number, event.oid, "", 0, found, error))
+        elif kind is FetchObject:
+            found = self.objects.get(event.oid)
+            if self.holds_fetches:
+                self.received.append(event)
+            elif isinstance(found, OutOfBand):
+                connection.send_object(event.number, container_views(found.parts), event.window)
+            else:
+                error = "" if event.oid in self.objects else "lost: it was deleted"
+                connection.send(ObjectAt(event.number, event.oid, "", 0, found, error))
+        elif kind is CancelFetch or kind is ObjectAt:
+            self.received.append(event)
+
+    def _on_put(self, connection: Connection, event: PutObject) -> None:
+        self.received.append(event._replace(data=None))
+        self.refs[event.oid] = list(event.refs)
+        if event.data is not None:
+            self.objects[event.oid] = event.data
+        elif event.segment:
+            assert self._folder is not None
+            self.objects[event.oid] = self._folder / event.segment
+        elif self.full:
+            connection.send(ObjectStored(event.oid, f"full: {self.full}"))
+        else:
+            number = OBJECT_TRANSFER | len(self.objects)
+            target = bytearray(event.nbytes)
+            self._incoming[number] = (event.oid, target)
+            connection.receive_into(number, target)
+            connection.send(FetchObject(number, event.oid, 1 << 20))
+
+    def keep(self, oid: int, payload: Any) -> int:
+        """Make an object of a payload as if a worker had; its size."""
+        parts = [payload] if isinstance(payload, bytes) else payload.parts
+        if self._folder is None:
+            self.objects[oid] = OutOfBand(parts)
+        else:
+            path = self.objects[oid] = self._folder / f"w{oid:x}"
+            path.write_bytes(b"".join(map(bytes, container_views(parts))))
+        return container_bytes(parts)
+
+    def parts_of(self, oid: int) -> List[bytes]:
+        """The parts of an object as they are now."""
+        found = self.objects[oid]
+        if isinstance(found, Path):
+            return [bytes(part) for part in open_container(memoryview(found.read_bytes()))]
+        return [found] if isinstance(found, bytes) else [bytes(part) for part in found.parts]
 
     def _flush(self, sock: socket.socket, connection: Connection) -> None:
         while True:
