@@ -376,28 +376,29 @@ class Coordinator:
             self._check_drained()
 
     def _hold_back(self, worker: _Worker, results: Any) -> List[Any]:
-        """A result counts when its value is here: those that are still on their way wait for that."""
+        """A result counts when its value is here: those that are on their way wait, and those that could not be kept are errors."""
         here: List[Any] = []
         for result in results:
             oids = mentioned(result[3]) if result[2] == _OK else []
             arriving = next((oid for oid in oids if self._objects.is_arriving(oid)), None)
-            if arriving is None:
-                here.append(result)
-            else:
+            if arriving is not None:
                 self._objects.grant_result(worker.ident, result[3])  # Its maker may let go of what is in it meanwhile.
                 self._held.setdefault(arriving, []).append((worker.ident, result))
+                continue
+            problem = self._objects.why_no_value(result[3]) if oids else ""
+            if problem:
+                self._objects.take_over(worker.ident, result[3])
+                result = (*result[:2], int(Status.REFUSED), {"reason": problem}, result[4])
+            here.append(result)
         return here
 
-    def _on_object_settled(self, oid: int, problem: Optional[str]) -> None:
+    def _on_object_settled(self, oid: int) -> None:
         for ident, result in self._held.pop(oid, ()):
             worker = self._workers.get(ident)
             if worker is None:
                 continue  # The scheduler has dealt with all that was there.
-            payload = result[3]
-            if problem is not None:
-                result = (*result[:2], int(Status.REFUSED), {"reason": problem}, result[4])
             self._on_results(worker, self._hold_back(worker, [result]), self._loop.time())
-            self._objects.ungrant_result(ident, payload)
+            self._objects.ungrant_result(ident, result[3])
 
     def _on_objects_freed(self, ident: str, oids: List[int]) -> None:
         worker = self._workers.get(WorkerId(ident))

@@ -66,7 +66,7 @@ class ObjectService:
         limit: Bytes of objects in this host's memory.
         spill_dir: Where what is above that goes; None: the system's temporary folder.
         on_freed: Told the workers that have copies of objects that nobody refers to any more.
-        on_settled: An object that was arriving is stored (None) or lost (why).
+        on_settled: An object that was arriving is stored or lost.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ObjectService:
         limit: int,
         spill_dir: Optional[str],
         on_freed: Callable[[str, List[int]], None],
-        on_settled: Callable[[int, Optional[str]], None],
+        on_settled: Callable[[int], None],
     ) -> None:
         self.directory = Directory()
         self._loop = loop
@@ -177,6 +177,11 @@ class ObjectService:
         if entry is None:
             return f"lost: object {oid:#x} is gone: it was deleted, or nobody referred to it any more"
         return entry.reason if entry.state is ObjectState.LOST else ""
+
+    def why_no_value(self, payload: Any) -> str:
+        """Why a result's own object is lost; "" if it is not, or if the result has none."""
+        stored = payload[0] if isinstance(payload, tuple) else payload
+        return self.why_lost(stored.oid) if type(stored) is Stored else ""
 
     def peer_gone(self, key: PeerKey) -> None:
         """Its connection is over."""
@@ -386,7 +391,7 @@ class ObjectService:
             self.directory.lost(oid, problem)
         for tell in self._awaited.pop(oid, ()):
             tell(problem)
-        self._on_settled(oid, problem)
+        self._on_settled(oid)
 
     def _when_here(self, oid: int, tell: OnArrival) -> None:
         entry = self.directory.get(oid)

@@ -50,7 +50,7 @@ class MeshPeer:
     def quiet(self, seconds: float = 0.1) -> List[Any]:
         """What came until nothing came for a while."""
         try:
-            while True:
+            while self.connection.established:
                 self._receive(time.monotonic() + seconds)
         except TimeoutError:
             pass
