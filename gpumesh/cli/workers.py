@@ -47,6 +47,8 @@ def _print_table(found: List[Dict[str, Any]], address: str) -> None:
         table.add_column(column, justify="right" if column in ("score", "slots", "memory") else "left", overflow="fold")
     for worker in found:
         state = worker.get("problem") or ("alive" if worker.get("alive", True) else "lost")
+        for packages in worker.get("installing") or ():
+            state += f", installing {' '.join(packages)}"
         table.add_row(
             str(worker.get("id", "")),
             str(worker.get("hostname", "")),

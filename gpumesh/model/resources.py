@@ -277,4 +277,5 @@ def facts_as_dict(facts: WorkerFacts) -> Dict[str, Any]:
     plain["devices"] = [device._asdict() for device in facts.devices]
     plain["tags"] = dict(facts.tags)
     plain["versions"] = dict(facts.versions)
+    plain["installing"] = [list(packages) for packages in facts.installing]
     return plain
