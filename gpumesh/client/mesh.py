@@ -317,6 +317,17 @@ class GPUMesh:
         found.sort(key=lambda device: -device["score"])
         return [{"index": index, **device} for index, device in enumerate(found)]
 
+    def objects(self) -> Dict[str, Any]:
+        """What lies in the object store: `objects`, one dict each, and of the coordinator's host `limit`, `memory` and `disk` (bytes).
+
+        Each object has `id`, `bytes`, `owner`, `state`, `where`, `copies`, `references` and `pins`.
+
+        Raises:
+            MeshUnavailableError: Nobody answers.
+        """
+        found = self._open_session().query("objects", timeout=QUERY_SECONDS)
+        return {**found, "objects": [dict(each, copies=list(each["copies"])) for each in found["objects"]]}
+
     def device_count(self) -> int:
         """How many devices all workers have together."""
         return sum(len(worker["devices"]) for worker in self.workers())
