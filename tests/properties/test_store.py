@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpumesh.errors import MeshError, ObjectLostError, ObjectStoreFullError
+from gpumesh.store import segments
 from gpumesh.store.container import container_bytes, write_container
 from gpumesh.store.objects import OWNER
 from gpumesh.store.segments import Mapping, SegmentWriter
@@ -27,6 +28,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.copied_below, segments.COPY_BELOW_BYTES = segments.COPY_BELOW_BYTES, 0  # Small objects are mapped too.
         self.root = Path(tempfile.mkdtemp(prefix="store-property-"))
         self.owner = Owner(self.root, limit=LIMIT)
         self.store = self.owner.store
@@ -45,6 +47,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.answered = 0
 
     def teardown(self) -> None:
+        segments.COPY_BELOW_BYTES = self.copied_below
         self.owner.time += 1000.0
         while self.paths:
             self.write(min(self.paths))
