@@ -1,0 +1,263 @@
+"""What travels with a function: its local modules and the folders that were named, as they are on disk at the time of a call.
+
+    function ── names ──> reach ── origins ──> sources (files, times) ── content ──> parcels ── digest ──> cargo
+
+A source is read again only when the time or size of a file, or the time of a folder, says that it has changed; and whether they say so
+is looked at no more often than `CODE_CHECK_SHARE` of the time allows.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+import threading
+import time
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
+
+from gpumesh.config import CODE_CHECK_SHARE, MAX_CODE_BYTES
+from gpumesh.errors import SerializationError
+from gpumesh.serialization import folders, modules
+from gpumesh.serialization.cargo import Parcel, pack
+from gpumesh.serialization.modules import SHIPPED, Module, Origin
+from gpumesh.serialization.sources import Source
+
+BIGGEST = 5  # Named when there is too much.
+
+
+class Cargo:
+    """Everything that one function takes along."""
+
+    __slots__ = ("digest", "parcels", "_archive")
+
+    def __init__(self, parcels: List[Parcel]) -> None:
+        from hashlib import blake2b
+
+        self.parcels = parcels
+        digest = blake2b(digest_size=16)
+        for parcel in parcels:
+            digest.update(repr(parcel._replace(files=b"")).encode("utf-8", "backslashreplace"))
+        self.digest = digest.digest()
+        self._archive: Optional[bytes] = None
+
+    @property
+    def archive(self) -> bytes:
+        """As it travels."""
+        if self._archive is None:
+            self._archive = pack(self.parcels)
+        return self._archive
+
+
+class Travel:
+    """What was found for one function, until something that it depends on has changed."""
+
+    __slots__ = ("cargo", "_shipper", "_version", "_names", "_missing", "_seen", "_loaded", "_next_look")
+
+    def __init__(
+        self, shipper: Shipper, cargo: Optional[Cargo], names: FrozenSet[str], missing: Set[str], sources: List[Source]
+    ) -> None:
+        self.cargo = cargo  # None: it takes nothing along.
+        self._shipper = shipper
+        self._version = shipper.version
+        self._names = names  # Of the main program.
+        self._missing = missing
+        self._seen = [(source, source.made) for source in sources]
+        self._loaded = len(sys.modules)
+        self._next_look = math.inf
+
+    def holds(self) -> bool:
+        """Whether it would be the same now. A tenth of a microsecond, but for the moments when it looks at the files."""
+        if len(sys.modules) != self._loaded or self._version != self._shipper.version:
+            return self._still_names_the_same()
+        return time.perf_counter() < self._next_look or self._look()
+
+    def _still_names_the_same(self) -> bool:
+        loaded = len(sys.modules)
+        if self._version != self._shipper.version or modules.main_names() != self._names:
+            return False
+        self._loaded = loaded
+        return time.perf_counter() < self._next_look or self._look()
+
+    def _look(self) -> bool:
+        started = time.perf_counter()
+        with _lock:
+            same = all(source.made is parcel and source.is_unchanged() for source, parcel in self._seen)
+        same = same and not modules.have_appeared(self._missing)
+        self.rest(started)
+        return same
+
+    def rest(self, started: float) -> None:
+        """Look again when what took since `started` is a small part of the time."""
+        if self._seen or self._missing:
+            now = time.perf_counter()
+            self._next_look = now + (now - started) / CODE_CHECK_SHARE
+
+
+class Shipper:
+    """Finds what travels with the functions of one session."""
+
+    def __init__(self) -> None:
+        self.version = 0  # Of what was named.
+        self._named: List[Origin] = []
+
+    def add(self, path: Any) -> None:
+        """Take a folder's content, or a file, along with every function from now on.
+
+        Raises:
+            ValueError: There is no such folder or file.
+            SerializationError: It is too large.
+        """
+        origin = named_origin(path)
+        with _lock:
+            if origin in self._named:
+                return
+            source = _source(origin)
+            source.list()
+            _check_size([source], f"ship({str(path)!r})")
+            self._named.append(origin)
+            self.version += 1
+
+    def travel(self, name: str, names: Iterable[str], *, packages: Sequence[str] = ()) -> Travel:
+        """What a function takes along.
+
+        Args:
+            name: The function's, for messages.
+            names: Modules that it refers to or imports.
+            packages: Requirements of the environment that it runs in: what those install does not travel.
+
+        Raises:
+            SerializationError: A module that it needs cannot travel, or all together are too large.
+        """
+        with _lock:
+            started = time.perf_counter()
+            main = modules.main_names()
+            without = _installed_by(packages) if packages else frozenset()
+            needed = modules.reach(names, without=without)
+            if needed.extension is not None:
+                raise SerializationError(_explain_extension(name, *needed.extension))
+            sources = _sources_of(needed.modules.values()) + [_source(origin) for origin in self._named]
+            for source in sources:
+                source.list()
+            _check_size(sources, name)
+            further = modules.reach(main, without=without).modules if main else {}
+            sources += _that_fit(_sources_of(further.values()), sources)
+            parcels = [source.parcel() for source in sorted(sources, key=lambda source: source.order)]
+            travel = Travel(self, _cargo(parcels), frozenset(main), needed.missing, sources)
+            travel.rest(started)
+            return travel
+
+
+_lock = threading.RLock()
+_sources: Dict[Origin, Source] = {}
+_cargos: Dict[Tuple[Tuple[Any, ...], ...], Cargo] = {}
+_CARGOS = 8  # Of the last few calls: functions that take the same along share it.
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()  # In a forked child: another thread of the parent may have held it.
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def named_origin(path: Any) -> Origin:
+    """What a user has named, as an origin.
+
+    Raises:
+        ValueError: There is no such folder or file.
+    """
+    found = os.path.abspath(os.path.expanduser(os.fsdecode(path)))
+    if not os.path.isdir(found) and not os.path.isfile(found):
+        raise ValueError(f"ship({str(path)!r}): there is no such folder or file; it would be {found}")
+    return Origin(SHIPPED, found, found)
+
+
+def _source(origin: Origin) -> Source:
+    source = _sources.get(origin)
+    if source is None:
+        source = _sources[origin] = Source(origin)
+    return source
+
+
+def _sources_of(found: Iterable[Module]) -> List[Source]:
+    sources: Dict[Origin, Source] = {}
+    for module in found:
+        source = sources[module.origin] = _source(module.origin)
+        source.keep.add(module.path)
+    return list(sources.values())
+
+
+def _that_fit(further: List[Source], sources: List[Source]) -> List[Source]:
+    """What the main program has at hand comes along, in case that an argument is of one of its classes, but is no must."""
+    room = MAX_CODE_BYTES - sum(source.total for source in sources)
+    fitting: List[Source] = []
+    for source in further:
+        if source in sources:
+            continue
+        source.list()
+        if source.total <= room and len(source.listing) <= folders.MAX_FILES:
+            room -= source.total
+            fitting.append(source)
+    return fitting
+
+
+def _cargo(parcels: List[Parcel]) -> Optional[Cargo]:
+    if not parcels:
+        return None
+    key = tuple((parcel.name, parcel.digest, *parcel.shown) for parcel in parcels)
+    cargo = _cargos.pop(key, None) or Cargo(parcels)
+    _cargos[key] = cargo
+    while len(_cargos) > _CARGOS:
+        del _cargos[next(iter(_cargos))]
+    return cargo
+
+
+def _check_size(sources: List[Source], name: str) -> None:
+    total = sum(source.total for source in sources)
+    count = sum(len(source.listing) for source in sources)
+    if total <= MAX_CODE_BYTES and count <= folders.MAX_FILES:
+        return
+    entries = [(entry.path if len(sources) > 1 else entry.name, entry.nbytes) for source in sources for entry in source.listing]
+    where = ", ".join(source.origin.path for source in sources)
+    size = f"{_megabytes(total)}, over the limit of {_megabytes(MAX_CODE_BYTES)}"
+    if total <= MAX_CODE_BYTES:
+        size = f"more than {folders.MAX_FILES} files of {_megabytes(total)}"
+    raise SerializationError(
+        f"the code that would travel for {name} ({where}) is {size}; the biggest: "
+        f"{folders.biggest(entries, BIGGEST, _megabytes)}; name what is not needed in a .gitignore file, keep data outside of the "
+        "package and pass it as arguments or with mesh.put(...), or install the package on the workers"
+    )
+
+
+def _explain_extension(name: str, module: Module, importer: str) -> str:
+    top = module.name.partition(".")[0]
+    by = f" (imported by {importer})" if importer else ""
+    return (
+        f"{name} needs {module.name}{by}, a compiled extension module of yours, and those cannot travel: {module.path} runs only on "
+        f"machines like this one; install '{top}' on the workers and here (not in editable mode), or name it in packages=[...]"
+    )
+
+
+def _installed_by(packages: Sequence[str]) -> FrozenSet[str]:
+    """Modules without a dot that requirements provide, as far as can be told here."""
+    from importlib import metadata
+
+    tops: Set[str] = set()
+    for requirement in packages:
+        match = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", requirement.strip())
+        if match is None:
+            continue
+        tops.add(re.sub(r"[-.]+", "_", match[0]))
+        tops.add(re.sub(r"[-.]+", "_", match[0]).lower())
+        try:
+            tops.update((metadata.distribution(match[0]).read_text("top_level.txt") or "").split())
+        except metadata.PackageNotFoundError:
+            pass
+    return frozenset(tops)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 50_000 else f"{size / 1e3:.1f} kB"
