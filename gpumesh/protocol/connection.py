@@ -881,8 +881,12 @@ class Connection:
         self.bulk_bytes_waiting = 0
         self._incoming.clear()
         self._fetches.clear()
+        for sent in self._outgoing.values():
+            sent.views.clear()
         self._outgoing.clear()
         self._ready.clear()
+        for target in self._targets.values():
+            target.view = None  # The error's traceback may hold the target.
         self._targets.clear()
         self._scratch = bytearray()
         self._decoder = frames.FrameDecoder()  # The old one may hold a large value half received.

@@ -6,6 +6,7 @@ from typing import Any, Callable, List, Tuple
 
 from gpumesh.protocol import codec, frames
 from gpumesh.protocol.connection import Connection, PeerFacts
+from gpumesh.protocol.messages import FetchObject
 
 TOKEN = "mysecret"
 DIALER_NONCE = bytes(range(32))
@@ -79,3 +80,22 @@ def raw_frame(kind: int, body: bytes, *, flags: int = 0, buffers: int = 0) -> by
 
 def chunk(transfer: int, index: int, offset: int, total: int, data: bytes) -> bytes:
     return b"".join(bytes(part) for part in frames.encode_chunk(transfer, index, offset, total, [memoryview(data)]))
+
+
+class Fetch:
+    """One object that `receiver` has asked `sender` for."""
+
+    def __init__(self, receiver: Connection, sender: Connection, number: int, value: bytes, window: int = 1 << 40) -> None:
+        self.number = number
+        self.value = value
+        self.window = window
+        self.target = bytearray(len(value))
+        self._sender = sender
+        receiver.receive_into(number, self.target, window)
+        receiver.send(FetchObject(number, 1, window))
+        sender.receive_data(take(receiver), 0.0)
+
+    def answer(self) -> None:
+        """Start to send it, in two pieces."""
+        middle = len(self.value) // 3
+        self._sender.send_object(self.number, [self.value[:middle], self.value[middle:]], self.window)
