@@ -78,7 +78,7 @@ class ObjectStore:
         self._folder: Optional[StoreFolder] = None
         self._spiller: Optional[Spiller] = None
         self._maps = KeptMaps(nbytes=limit)
-        self._views: Dict[int, List[memoryview]] = {}
+        self._views: Dict[int, Tuple[memoryview, int]] = {}  # And how often it was given out.
         self._creating: Dict[int, Tuple[Created, int]] = {}  # Who waits for a segment of how many bytes.
         self._pinning: Dict[int, Deque[WasPinned]] = {}
         self._spill_failure: Optional[OSError] = None
@@ -123,7 +123,7 @@ class ObjectStore:
         self._act(self._table.create(oid, nbytes, writer=writer, now=self._now(), is_copy=is_copy))
 
     def seal(self, oid: int) -> None:
-        """It is written; from now on it can be pinned, and moved to disk.
+        """It is written; from now on it can be pinned, and moved to disk. If it is not, its readers are told, and only they.
 
         Raises:
             KeyError: There is no such object, or nobody was given a segment for it.
@@ -132,6 +132,8 @@ class ObjectStore:
         if entry.segment is None:
             raise KeyError(f"object {oid:#x} has no segment")
         if not entry.sealed:
+            if os.path.getsize(self.folder.segment_path(entry.segment.name)) < entry.nbytes:
+                entry.segment.recycle = False  # Its writer found no space, or lies: we do not know how much memory it has.
             self._act(self._table.seal(oid, self._now()))
 
     def writable_view(self, oid: int) -> memoryview:
@@ -193,9 +195,12 @@ class ObjectStore:
         return self._map(self._entry(oid), populate=False)
 
     def release_view(self, oid: int) -> None:
-        """Done with what `view` and `writable_view` gave for this object."""
-        for view in self._views.pop(oid, ()):
+        """Done with what one call of `view` or `writable_view` gave for this object."""
+        view, count = self._views.pop(oid, (None, 0))
+        if view is not None and count == 1:
             view.release()
+        elif view is not None:
+            self._views[oid] = (view, count - 1)
 
     def segment_is_here(self, oid: int) -> bool:
         """Whether its bytes are in memory."""
@@ -206,9 +211,9 @@ class ObjectStore:
 
     def discard(self, oid: int, *, recycle: bool = True) -> None:
         """Nobody refers to it: it goes at once, or with its last pin. `recycle=False`: somebody lost may still map its segment."""
-        if oid in self._views:
-            self.release_view(oid)
-            recycle = False  # A transfer into it, or out of it, may not have ended.
+        if oid in self._views and not self.is_sealed(oid):
+            self._views.pop(oid)[0].release()
+            recycle = False  # A transfer into it may not have ended.
         self._act(self._table.discard(oid, self._now(), recycle=recycle))
         given_up = self._creating.pop(oid, None)  # Its memory was still being set up.
         if given_up is not None:
@@ -266,8 +271,9 @@ class ObjectStore:
             return
         self._closed = True
         self._actions.clear()
-        for oid in list(self._views):
-            self.release_view(oid)
+        for view, _ in self._views.values():
+            view.release()
+        self._views.clear()
         if self._spiller is not None:
             self._spiller.close()
         self._maps.close()
@@ -434,6 +440,10 @@ class ObjectStore:
     def _map(self, entry: Entry, *, populate: bool) -> memoryview:
         segment = entry.segment
         assert segment is not None, entry.oid
+        given, count = self._views.get(entry.oid, (None, 0))
+        if given is not None:
+            self._views[entry.oid] = (given, count + 1)
+            return given
         kept = self._maps.get(segment.name)
         if kept is None or len(kept) < entry.nbytes:
             descriptor = os.open(self.folder.segment_path(segment.name), os.O_RDWR | os.O_CLOEXEC)
@@ -444,7 +454,7 @@ class ObjectStore:
             if populate and entry.nbytes > ON_LOOP_BYTES:
                 self._disk.populate(kept, entry.nbytes, lambda failure: None)
         view = memoryview(kept)[: entry.nbytes]
-        self._views.setdefault(entry.oid, []).append(view)
+        self._views[entry.oid] = (view, 1)
         return view
 
     def _look_at_space(self) -> None:

@@ -244,6 +244,7 @@ def test_copies_are_dropped_to_make_room_and_not_written_to_disk(make_owner: Mak
 def test_a_pin_of_an_object_being_written_is_answered_when_it_is_sealed(make_owner: MakeOwner) -> None:
     owner = make_owner(2)
     path = owner.create(1, SIZE)
+    Path(path).write_bytes(bytes(SIZE))
     first, second = owner.ask_pin(1), owner.ask_pin(1)
     assert (first, second) == ([], [])
 
@@ -337,6 +338,41 @@ def test_an_object_given_up_while_its_memory_is_set_up_is_answered_once(make_own
 
     with pytest.raises(ObjectStoreFullError, match="given up"):
         given(answers)
+
+
+def test_one_of_two_transfers_of_an_object_ends_and_the_other_goes_on_also_when_nobody_refers_to_it(
+    make_owner: MakeOwner,
+) -> None:
+    owner = make_owner(4)
+    owner.put(1, payload(1, SIZE))
+    views = []
+    for _ in range(2):
+        owner.pin(1)
+        views.append(owner.store.view(1))
+
+    owner.store.release_view(1)
+    owner.store.unpin(1)
+    owner.store.discard(1)
+    assert len(views[1]) == container_bytes([payload(1, SIZE)])
+    assert segments_of(owner) == ["s1"]
+    owner.store.release_view(1)
+    owner.store.unpin(1)
+
+    with pytest.raises(ValueError, match="released"):
+        views[1][0]
+    assert owner.store.usage()["objects"] == 0
+
+
+def test_an_object_that_was_sealed_half_written_is_refused_by_its_reader_and_its_segment_removed(make_owner: MakeOwner) -> None:
+    owner = make_owner(4)
+    Path(owner.create(1, SIZE)).write_bytes(b"half")
+    owner.store.seal(1)
+
+    with pytest.raises(ValueError, match="has 4 bytes, but its object has 60000"):
+        Mapping(owner.pin(1), SIZE)
+    owner.store.unpin(1)
+    owner.store.discard(1)
+    assert segments_of(owner) == []
 
 
 # --- no space
