@@ -73,9 +73,10 @@ class _Output(io.RawIOBase):
 class _Function:
     """A function as this process knows it: unpickled at its first task."""
 
-    __slots__ = ("body", "call", "retry_on", "error")
+    __slots__ = ("body", "call", "retry_on", "error", "has_noted")
 
     def __init__(self, body: Any) -> None:
+        self.has_noted = False  # That its tensors come back on the CPU.
         self.body = body
         self.call: Optional[Callable[..., Any]] = None
         self.retry_on: Tuple[type, ...] = ()
@@ -172,6 +173,8 @@ class Runner:
             status, result = self._failure(spec, error, number)
         if self._objects.is_used or refs.are_used:
             self._objects.end_task()
+        if self._objects.moved_from:
+            self._note_moved(spec)
         seconds = monotonic() - started
         words[FINISHED] = number
         self._results.append((task_id, attempt, status, result, seconds))
@@ -207,6 +210,15 @@ class Runner:
             return status, exceptions.dump_exception(error, hide_frames_of=__file__)
         finally:
             error.__traceback__ = None
+
+    def _note_moved(self, spec: _Spec) -> None:
+        """Say once for each function that its tensors have left their device."""
+        device, self._objects.moved_from = self._objects.moved_from, ""
+        if not spec.function.has_noted:
+            spec.function.has_noted = True
+            words = f"gpumesh: tensors in the result of {spec.name} were on {device} and come back on the CPU"
+            self.has_written = True
+            os.write(2, f"{words}; return tensor.cpu() to say so yourself\n".encode())
 
     def _on_signal(self, number: int, frame: Optional[FrameType]) -> None:
         channel = self._channel

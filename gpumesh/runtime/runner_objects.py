@@ -31,7 +31,7 @@ from gpumesh.protocol.messages import (
     UnpinObjects,
 )
 from gpumesh.runtime.runner_channel import RunnerChannel
-from gpumesh.serialization import refs, values
+from gpumesh.serialization import refs, tensors, values
 
 if TYPE_CHECKING:
     from gpumesh.store.segments import Mapping, SegmentWriter
@@ -67,6 +67,8 @@ class RunnerObjects:
         self._unwanted: Deque[int] = deque()  # Objects that were to be written, and will not be.
         self._writer: Optional[SegmentWriter] = None
         self._writing = threading.Lock()
+        self.moved_from = ""  # Device that a tensor in the last value that was pickled came from.
+        tensors.on_moved = self._on_moved
         self._owner = 0
         self._sequence = count(1)
 
@@ -210,6 +212,9 @@ class RunnerObjects:
                 counts[oid] = counts.get(oid, 0) + pins
             news.append(UnpinObjects(list(counts.items())))
         return news
+
+    def _on_moved(self, device: str) -> None:
+        self.moved_from = device
 
     # --- results
 

@@ -13,13 +13,13 @@ import pickle
 import sys
 import types
 import weakref
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Set, Tuple
 
 import cloudpickle.cloudpickle as cp  # type: ignore[import-untyped, unused-ignore]
 
 from gpumesh.config import INLINE_BUFFER_BYTES
 from gpumesh.errors import VersionMismatchError
-from gpumesh.serialization import values
+from gpumesh.serialization import tensors, values
 from gpumesh.serialization.versions import host_name
 
 PICKLE_PROTOCOL = 5
@@ -56,11 +56,15 @@ class Pickler(cp.Pickler):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, file: Any, *, buffer_callback: Optional[Callable[[pickle.PickleBuffer], bool]] = None) -> None:
         super().__init__(file, protocol=PICKLE_PROTOCOL, buffer_callback=buffer_callback)
+        tensors.is_loaded()
         self.functions: List[types.FunctionType] = []
         self.classes: List[type] = []
+        self.modules: Set[str] = set()  # Named by what went by reference.
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
+        if kind in tensors.reducers:
+            return tensors.reducers[kind](obj)
         if kind is types.FunctionType:
             return self._reduce_function(obj)
         if issubclass(kind, type):
@@ -71,15 +75,22 @@ class Pickler(cp.Pickler):  # type: ignore[misc, unused-ignore]
             return _reduce_text_file(obj)
         hook = getattr(kind, "__gpumesh_reduce__", None)
         if hook is not None:
-            return hook(obj, not is_importable(obj))
+            by_name = is_importable(obj)
+            if by_name:
+                self.modules.add(obj.__module__)
+            return hook(obj, not by_name)
+        if kind is types.ModuleType:
+            self.modules.add(obj.__name__)
         return super().reducer_override(obj)
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
         reduced = super().reducer_override(function)
         if reduced is NotImplemented:
+            self.modules.add(function.__module__)
             return reduced
         by_name = _find_by_unwrapping(function)
         if by_name is not None:
+            self.modules.add(function.__module__)
             return _unwrap_by_name, by_name
         self.functions.append(function)
         return reduced
@@ -87,6 +98,7 @@ class Pickler(cp.Pickler):  # type: ignore[misc, unused-ignore]
     def _reduce_class(self, class_: type) -> Any:
         reduced = super().reducer_override(class_)
         if reduced is NotImplemented or len(reduced) != 6:
+            self.modules.add(class_.__module__)
             return reduced  # By reference, or one of the few built-in types without a name.
         self.classes.append(class_)
         if class_ not in _received:

@@ -6,11 +6,13 @@ Plain data goes through the C pickler alone. Only what that cannot carry, and wh
 from __future__ import annotations
 
 import pickle
+from sys import modules as _modules
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Union
 
 from gpumesh.config import INLINE_BUFFER_BYTES
 from gpumesh.errors import SerializationError
 from gpumesh.model.payloads import OutOfBand, Payload
+from gpumesh.serialization import tensors
 
 Data = Union[bytes, OutOfBand]
 """A payload that holds the value itself."""
@@ -124,7 +126,10 @@ def _dump_quickly(value: Any, snapshot: bool) -> Optional[Data]:
         return False
 
     try:
-        data = _dumps(value, _PROTOCOL, buffer_callback=keep)
+        if "torch" in _modules and tensors.is_loaded():
+            data = tensors.dumps(value, keep)
+        else:
+            data = _dumps(value, _PROTOCOL, buffer_callback=keep)
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 - whatever it was: the thorough pickler succeeds, or reports it
