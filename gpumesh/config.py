@@ -33,10 +33,14 @@ FUNCTION_CACHE_ENTRIES = 1024  # Function bodies kept by a coordinator, a worker
 
 # --- objects
 INLINE_VALUE_BYTES = 64 * KIB  # A larger value goes through the object store; a smaller one inside its task's message.
-FETCH_WINDOW_BYTES = 8 * MIB  # Of one transfer under way: hides a round trip of 8 ms at 1 GB/s; a task waits behind no more of it.
+FETCH_WINDOW_BYTES = (
+    8 * MIB
+)  # Of one transfer under way: hides a round trip of 8 ms at 1 GB/s; a task waits behind no more of it.
 OBJECT_MEMORY_FRACTION = 0.3  # Of RAM, for objects on one host, unless --object-memory says otherwise.
 STORE_WAIT_SECONDS = 5.0  # How long a new object waits for running tasks to let go of others before it is refused.
-FREE_SEGMENTS_FRACTION = 0.5  # Of the memory limit: freed segments kept for use again (their pages are there: ten times as fast).
+FREE_SEGMENTS_FRACTION = (
+    0.5  # Of the memory limit: freed segments kept for use again (their pages are there: ten times as fast).
+)
 
 # --- tasks
 DEFAULT_RETRIES = 3

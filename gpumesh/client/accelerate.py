@@ -48,19 +48,22 @@ class _Recipe:
         self.mesh = mesh  # None: the installed one, or the default, at the first use.
         self.kind = kind  # "function" (binds to an object as methods do), "class" or "static".
         self.name = options.name or display_name(function)
-        self._known: Any = (None, None, None)  # Exported, session and handle that belong together.
+        self._known: Any = (None, None, None, None)  # Exported, session, handle and travel that belong together.
         self._is_checked = False  # The local device that it is bound to exists.
 
     def handle(self, session: Session) -> SpecHandle:
         """The function with its options, as the session knows it; defined anew when what it captured has changed."""
         exported = _exporter.export(self.function, self.options.retry_on)
         known = self._known
-        if known[0] is exported and known[1] is session:
+        if known[0] is exported and known[1] is session and known[3].holds():
             handle: SpecHandle = known[2]
             return handle
+        travel = session.travel(exported, self.options.packages)
         spec = self.options.spec(function=exported.digest, name=exported.name, python=exported.python)
-        handle = session.define(exported, spec)
-        self._known = (exported, session, handle)
+        if travel.cargo is not None:
+            spec = spec._replace(code=travel.cargo.digest)
+        handle = session.define(exported, spec, travel.cargo)
+        self._known = (exported, session, handle, travel)
         return handle
 
     def check_local_device(self) -> None:

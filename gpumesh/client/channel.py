@@ -23,7 +23,7 @@ import os
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Iterator, List, Optional, Protocol, Sequence, Set, Tuple, Union
 
 from gpumesh.client.link import MeshLink, Poller, dial, local_facts
 from gpumesh.client.output import OutputPrinter
@@ -49,6 +49,7 @@ from gpumesh.protocol.connection import Closed
 from gpumesh.protocol.messages import (
     Answer,
     CancelTasks,
+    DefineCode,
     DefineFunction,
     DefineSpec,
     MeshChanged,
@@ -106,14 +107,15 @@ class Sink(Protocol):
 class SpecHandle:
     """One function with one set of options, known to a session under one number."""
 
-    __slots__ = ("number", "spec", "exported", "name", "session", "lane")
+    __slots__ = ("number", "spec", "exported", "name", "session", "cargo", "lane")
 
-    def __init__(self, number: int, spec: TaskSpec, exported: Any, session: Any) -> None:
+    def __init__(self, number: int, spec: TaskSpec, exported: Any, session: Any, cargo: Any = None) -> None:
         self.number = number
         self.spec = spec
         self.exported = exported  # digest, body, ... as serialization.functions made it.
         self.name = spec.name
         self.session = session
+        self.cargo = cargo  # The modules that travel with it, as serialization.shipping found them; None: none.
         self.lane: Optional[Lane] = None  # Of the channel used last.
 
 
@@ -213,6 +215,8 @@ class Channel:
         self._retry_delay = 0.0
         self._is_woken = False  # The I/O thread has been told that lanes are dirty.
         self._refusals = 0
+        self._coded_on: Optional[MeshLink] = None
+        self._coded: Set[bytes] = set()  # Digests of the modules that the other side of that link has.
         self._poller = Poller()
         self._thread: Optional[threading.Thread] = None
 
@@ -555,6 +559,8 @@ class Channel:
             if lane.defined_on is not link:
                 exported = lane.handle.exported
                 messages.append(DefineFunction(exported.digest, exported.body))
+                if lane.handle.cargo is not None:
+                    self._add_code(link, lane.handle.cargo, messages)
                 messages.append(DefineSpec(lane.handle.number, tuple(lane.handle.spec)))
                 lane.defined_on = link
             if lane.has_others or len(ids) > BATCH_TASKS:
@@ -567,6 +573,14 @@ class Channel:
             except ProtocolError as error:
                 self._failures.extend((task_id, _REFUSED, error) for task_id in ids)
                 self._poller.wake()
+
+    def _add_code(self, link: MeshLink, cargo: Any, messages: List[Any]) -> None:
+        """The same modules are sent once on a connection, whatever number of functions they come with."""
+        if self._coded_on is not link:
+            self._coded_on, self._coded = link, set()
+        if cargo.digest not in self._coded:
+            self._coded.add(cargo.digest)
+            messages.append(DefineCode(cargo.digest, cargo.archive))
 
     def _see_to_writing(self, link: MeshLink) -> None:
         """What the socket did not take is the I/O thread's now."""

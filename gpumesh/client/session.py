@@ -100,6 +100,7 @@ class Session:
         self._is_given_up = False  # Nobody answered at the address: this machine from now on.
         self._closed: Optional[BaseException] = None
         self._handles: Dict[Tuple[TaskSpec, str], SpecHandle] = {}
+        self._shipper: Any = None  # serialization.shipping.Shipper, once something is defined.
         self._on_output: Optional[OutputHook] = None
         self._inherited: List[Tuple[int, Sink]] = []  # Pending in the process that was forked.
         self._lock = threading.RLock()
@@ -108,7 +109,27 @@ class Session:
 
     # --- what the rest of the client calls
 
-    def define(self, exported: Any, spec: TaskSpec) -> SpecHandle:
+    def travel(self, exported: Any, packages: Sequence[str] = ()) -> Any:
+        """Which modules travel with a function; see `serialization.shipping.Travel`.
+
+        Raises:
+            SerializationError: A module that it needs cannot travel, or all together are too large.
+        """
+        return self._open_shipper().travel(exported.name, exported.modules, packages=packages)
+
+    def ship(self, path: Any) -> None:
+        """Send a folder's content, or a file, along with every function. Raises as `Shipper.add`."""
+        self._open_shipper().add(path)
+
+    def _open_shipper(self) -> Any:
+        if self._shipper is None:
+            from gpumesh.serialization.shipping import Shipper
+
+            with self._lock:
+                self._shipper = self._shipper or Shipper()
+        return self._shipper
+
+    def define(self, exported: Any, spec: TaskSpec, cargo: Any = None) -> SpecHandle:
         """The handle for one function with one set of options; sent to the coordinator with its first task."""
         key = (spec, exported.name)
         handle = self._handles.get(key)
@@ -116,7 +137,7 @@ class Session:
             with self._lock:
                 handle = self._handles.get(key)
                 if handle is None:
-                    handle = self._handles[key] = SpecHandle(len(self._handles) + 1, spec, exported, self)
+                    handle = self._handles[key] = SpecHandle(len(self._handles) + 1, spec, exported, self, cargo)
         return handle
 
     def submit(self, handle: SpecHandle, payload: Union[bytes, Call], sink: Sink) -> int:

@@ -18,7 +18,7 @@ from gpumesh.config import OUTPUT_READ_BYTES
 from gpumesh.model.outcomes import Status
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.protocol.connection import Closed, Connection
-from gpumesh.protocol.messages import DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
+from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
 from gpumesh.runtime.link import PeerLink, Turn
 from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, REVOKED, SENT, SINCE, STARTED, Page, create_page_fd
 from gpumesh.runtime.spawner_link import Launch as Launch
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_CODE = TaskSpec._fields.index("code")
 _PACKAGES = TaskSpec._fields.index("packages")
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
@@ -189,7 +190,7 @@ class RunnerPool:
     # --- from the coordinator
 
     def define_function(self, digest: bytes, body: Any) -> None:
-        """Keep a function's body for the runners that need it."""
+        """Keep a function's body, or the modules that come with one, for the runners that need it."""
         self._functions[digest] = body
 
     def define_spec(self, spec: Tuple[Any, ...], *, cores: int, timeout: float) -> int:
@@ -295,8 +296,12 @@ class RunnerPool:
         if spec not in process.specs:
             fields = self._specs[spec]
             digest = fields[0]
-            if digest not in process.functions:
-                process.functions.add(digest)
+            code = fields[_CODE] if len(fields) > _CODE else b""
+            if code and code not in process.functions:
+                process.functions.add(code)
+                process.link.send(DefineCode(code, self._functions[code]))
+            if digest + code not in process.functions:
+                process.functions.add(digest + code)
                 process.link.send(DefineFunction(digest, self._functions[digest]))
             process.specs.add(spec)
             process.link.send(DefineSpec(spec, fields))

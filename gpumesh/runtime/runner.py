@@ -30,7 +30,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 from gpumesh.config import CONTROL_FRAME_BYTES, RESULT_FLUSH_SECONDS
 from gpumesh.errors import MeshError
 from gpumesh.model.outcomes import Status
-from gpumesh.protocol.messages import DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
+from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
 from gpumesh.runtime import system
 from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, REVOKED, SENT, SINCE, STARTED, Page
 from gpumesh.runtime.runner_channel import RunnerChannel
@@ -84,9 +84,10 @@ class _Function:
 
 
 class _Spec:
-    __slots__ = ("function", "name", "at_most_once")
+    __slots__ = ("function", "name", "at_most_once", "code")
 
-    def __init__(self, function: _Function, name: str, at_most_once: bool) -> None:
+    def __init__(self, function: _Function, name: str, at_most_once: bool, code: bytes) -> None:
+        self.code = code  # Digest of the modules that came with it; b"": none.
         self.function = function
         self.name = name
         self.at_most_once = at_most_once
@@ -102,6 +103,9 @@ class Runner:
         self._objects = RunnerObjects(self._channel)
         self._queue: Deque[Tuple[_Spec, Tuple[Any, ...]]] = deque()
         self._functions: Dict[bytes, _Function] = {}
+        self._coded: Dict[Tuple[bytes, bytes], _Function] = {}  # The same function with other modules is another function.
+        self._code: Any = None  # ShippedCode, once there is some.
+        self._active_code = b""
         self._specs: Dict[int, _Spec] = {}
         self._results: List[Tuple[int, int, int, Any, float]] = []
         self._held_bytes = 0
@@ -155,9 +159,11 @@ class Runner:
                 if type(payload) is not bytes:
                     self._objects.take(payload)
                 function = spec.function
+                if spec.code and spec.code != self._active_code:
+                    self._use_code(spec.code)
                 call = function.call
                 if call is None:
-                    call = self._load(function)
+                    call = self._load(function, keeps_body=bool(spec.code))
                 if type(payload) is bytes:
                     arguments, keywords = values.loads_call(payload)
                 else:
@@ -191,7 +197,19 @@ class Runner:
             if self._objects.is_used or refs.are_used:
                 self._objects.settle()
 
-    def _load(self, function: _Function) -> Callable[..., Any]:
+    def _use_code(self, code: bytes) -> None:
+        generation = self._code.generation
+        try:
+            self._active_code = b""
+            self._code.activate(code)
+            self._active_code = code
+        finally:
+            if self._code.generation != generation:
+                for (_, own), function in self._coded.items():
+                    if own:
+                        function.call = None  # It refers to modules that are not there any more.
+
+    def _load(self, function: _Function, *, keeps_body: bool) -> Callable[..., Any]:
         if function.error is not None:
             raise function.error
         try:
@@ -199,7 +217,8 @@ class Runner:
         except MeshError as error:
             function.error = error
             raise
-        function.body = None
+        if not keeps_body:
+            function.body = None
         return function.call
 
     def _failure(self, spec: _Spec, error: BaseException, number: int) -> Tuple[int, Any]:
@@ -249,7 +268,19 @@ class Runner:
             self._functions[message.digest] = _Function(message.body)
         elif kind is DefineSpec:
             fields = message.spec
-            self._specs[message.number] = _Spec(self._functions[fields[0]], fields[1], fields[4] == 0)
+            code = fields[9] if len(fields) > 9 else b""
+            key = (fields[0], code)
+            function = self._coded.get(key)
+            if function is None:
+                function = self._coded[key] = self._functions[fields[0]]
+            self._specs[message.number] = _Spec(function, fields[1], fields[4] == 0, code)
+        elif kind is DefineCode:
+            if self._code is None:
+                from gpumesh.runtime.code import ShippedCode
+                from gpumesh.runtime.code_folder import CodeFolder
+
+                self._code = ShippedCode(CodeFolder())
+            self._code.define(message.digest, message.archive)
         elif not self._objects.on_message(kind, message):
             raise RuntimeError(f"the agent sent {message!r}")
 

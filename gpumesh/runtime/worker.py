@@ -14,6 +14,7 @@ from gpumesh.model.resources import WorkerFacts
 from gpumesh.network.address import Address
 from gpumesh.protocol.connection import Closed, Connection, Established
 from gpumesh.protocol.messages import (
+    DefineCode,
     DefineFunction,
     DefineSpec,
     RecallTasks,
@@ -164,6 +165,8 @@ class WorkerAgent(PoolOwner):
                 self._run(self._specs[message.spec], message.tasks)
             elif kind is DefineFunction:
                 self._pool.define_function(message.digest, message.body)
+            elif kind is DefineCode:
+                self._pool.define_function(message.digest, message.archive)
             elif kind is DefineSpec:
                 fields = message.spec
                 self._specs[message.number] = self._pool.define_spec(fields, cores=fields[2][5], timeout=float(fields[3]))

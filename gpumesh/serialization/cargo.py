@@ -36,7 +36,7 @@ class Parcel(NamedTuple):
     Attributes:
         name: For people.
         digest: Of the files.
-        claims: Modules that this is the code of, with all below them.
+        claims: Modules that this is the code of: "proj" with all below it, "tests.*" what is directly below it.
         roots: Folders in it, relative, that belong on the path of modules.
         shown: (folder in it, where that was at the sender), for tracebacks.
         files: Packed.

@@ -23,6 +23,7 @@ MAX_MESSAGE_CHARS = 64 * 1024
 MAX_TRACEBACK_CHARS = 1024 * 1024  # The first and the last half are kept of a longer one.
 
 _PACKAGE = os.path.dirname(os.path.abspath(gpumesh.__file__)) + os.sep
+shown_paths: Dict[str, str] = {}  # Of files and folders that lie elsewhere at their owner's: tracebacks name that place.
 _INTERPRETER_FIELDS = frozenset(
     {"args", "__dict__", "__weakref__", "__cause__", "__context__", "__traceback__", "__suppress_context__", "_gpumesh_fields"}
 )
@@ -243,6 +244,8 @@ def _format(error: BaseException, hide_frames_of: str) -> str:
         text = (
             f"{_type_name(type(error))}: {_message(error)}\n(no traceback: {type(problem).__name__} while it was formatted)\n"
         )
+    for path, shown in shown_paths.items():
+        text = text.replace(f'"{path}', f'"{shown}')
     return _clip(text, MAX_TRACEBACK_CHARS)
 
 

@@ -8,7 +8,7 @@ import logging
 import sys
 import types
 import weakref
-from typing import Any, Callable, Dict, Hashable, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Hashable, Optional, Set, Tuple, Type
 
 from gpumesh.config import FUNCTION_CACHE_ENTRIES, LARGE_FUNCTION_BYTES, MAX_FUNCTION_BYTES
 from gpumesh.errors import SerializationError
@@ -32,6 +32,7 @@ class Exported(NamedTuple):
     body: Payload
     name: str  # For people.
     python: str  # "3.11" where the body holds bytecode, which only that version can run; "" where any can.
+    modules: Tuple[str, ...] = ()  # That it refers to, or imports when it runs; names of what is none may be among them.
 
 
 class _Entry:
@@ -101,7 +102,7 @@ class Exporter:
                 f"{name} is {_megabytes(size)}, over the limit of {_megabytes(MAX_FUNCTION_BYTES)}{_weight(target)}"
             )
         by_value = pickler.functions or pickler.classes
-        exported = Exported(_digest(body), body, name, _PYTHON if by_value else "")
+        exported = Exported(_digest(body), body, name, _PYTHON if by_value else "", _modules(pickler))
         if known is not None and known.watch.volatile and known.exported.digest == exported.digest:
             return known.exported
         frozen = size > LARGE_FUNCTION_BYTES
@@ -172,6 +173,15 @@ def display_name(function: Any) -> str:
         function = function.func
     name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or type(function).__qualname__
     return str(name).replace("<locals>.", "")
+
+
+def _modules(pickler: Any) -> Tuple[str, ...]:
+    names: Set[Any] = pickler.modules
+    if pickler.functions:
+        from gpumesh.serialization.imports import imports_of_functions
+
+        names |= imports_of_functions(pickler.functions)
+    return tuple(sorted(name for name in names if isinstance(name, str)))
 
 
 def _code_flags(function: Any) -> int:

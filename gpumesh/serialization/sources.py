@@ -156,6 +156,8 @@ class Source:
         return any(entry.name == "__init__.py" for entry in self.listing)
 
     def _claims(self) -> Tuple[str, ...]:
+        if self.origin.kind == FOLDER:
+            return (self.origin.name + ".*",)
         if self.origin.kind != SHIPPED:
             return (self.origin.name,)
         if self._is_package():
