@@ -17,6 +17,15 @@ from gpumesh.serialization.late import complete_call
 from gpumesh.serialization.values import dumps, loads_call
 
 
+class _Travel:
+    """Nothing goes along with any function."""
+
+    cargo = None
+
+    def holds(self) -> bool:
+        return True
+
+
 class FakeSession:
     """Speaks the part of `Session` that functions and streams use.
 
@@ -39,7 +48,10 @@ class FakeSession:
         self._functions: Dict[int, Any] = {}
         self._changed = threading.Condition(self._lock)
 
-    def define(self, exported: Any, spec: Any) -> SpecHandle:
+    def travel(self, exported: Any, packages: Any = ()) -> Any:
+        return _Travel()
+
+    def define(self, exported: Any, spec: Any, cargo: Any = None) -> SpecHandle:
         with self._lock:
             if spec not in self._handles:
                 self.defined += 1
