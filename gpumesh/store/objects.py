@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
@@ -77,7 +78,7 @@ class ObjectStore:
         self._table = Table(limit)
         self._folder: Optional[StoreFolder] = None
         self._spiller: Optional[Spiller] = None
-        self._maps = KeptMaps(nbytes=limit)
+        self._maps = KeptMaps(nbytes=limit, elsewhere=self._close_elsewhere)
         self._views: Dict[int, Tuple[memoryview, int]] = {}  # And how often it was given out.
         self._creating: Dict[int, Tuple[Created, int]] = {}  # Who waits for a segment of how many bytes.
         self._pinning: Dict[int, Deque[WasPinned]] = {}
@@ -456,6 +457,12 @@ class ObjectStore:
         view = memoryview(kept)[: entry.nbytes]
         self._views[entry.oid] = (view, 1)
         return view
+
+    def _close_elsewhere(self, mapped: mmap.mmap) -> bool:
+        if self._closed or len(mapped) <= ON_LOOP_BYTES:
+            return False
+        self._disk.close_map(mapped)
+        return True
 
     def _look_at_space(self) -> None:
         """The file system may have less for us than the limit says. What is written already is ours."""

@@ -20,7 +20,7 @@ import stat
 import sys
 import weakref
 from collections import OrderedDict
-from typing import Any, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from gpumesh.errors import ObjectStoreFullError
 from gpumesh.store.container import container_bytes, container_views, open_container, write_container
@@ -232,11 +232,24 @@ class SegmentWriter:
 
 
 class KeptMaps:
-    """Shared maps of segments by name; the least recently used are closed when there are too many."""
+    """Shared maps of segments by name; the least recently used are closed when there are too many.
 
-    def __init__(self, *, count: int = KEPT_MAPS, nbytes: int = KEPT_MAP_BYTES) -> None:
+    Args:
+        count: Maps that are kept.
+        nbytes: Bytes of all of them together, though one is kept at any size.
+        elsewhere: Takes maps to be closed, and returns True, where closing a large one would hold others up: a second for 2 GB.
+    """
+
+    def __init__(
+        self,
+        *,
+        count: int = KEPT_MAPS,
+        nbytes: int = KEPT_MAP_BYTES,
+        elsewhere: Callable[[mmap.mmap], bool] = lambda mapped: False,
+    ) -> None:
         self._count = count
         self._limit = nbytes
+        self._elsewhere = elsewhere
         self._maps: OrderedDict[str, mmap.mmap] = OrderedDict()
         self._bytes = 0
         self._busy: List[mmap.mmap] = []  # Dropped while someone still held a view.
@@ -265,7 +278,8 @@ class KeptMaps:
         kept = self._maps.pop(name, None)
         if kept is not None:
             self._bytes -= len(kept)
-            self._busy.append(kept)
+            if not self._elsewhere(kept):
+                self._busy.append(kept)
         self._busy = [each for each in self._busy if not _closed(each)]
 
     def close(self) -> None:

@@ -67,6 +67,10 @@ class Spiller:
         """Set up the page tables of the first bytes of a map while other threads run."""
         self._start(lambda: populate_in_slices(mapped, nbytes, self._check_open), then)
 
+    def close_map(self, mapped: mmap.mmap) -> None:
+        """Close a large map; one that is still looked at is closed with its last view."""
+        self._start(lambda: _close_map(mapped), _nothing, first=True)
+
     def unlink(self, path: str, then: Ended) -> None:
         """Remove a large segment, before anything else: its pages go one by one."""
         self._start(lambda: _unlink(path), then, first=True)
@@ -120,6 +124,7 @@ class Spiller:
             if not self._closing:
                 with contextlib.suppress(RuntimeError):  # The owner's loop has ended.
                     self._call_soon(_call(then, failure))
+            del work, then, failure  # A map may be waiting for its last reference to go.
 
     def _move_out(self, oid: int, segment_path: str, nbytes: int) -> None:
         if self._folder is None:
@@ -229,6 +234,15 @@ def populate_in_slices(mapped: mmap.mmap, nbytes: int, check: Callable[[], None]
                 return  # An older kernel: pages come when they are touched.
     finally:
         del first
+
+
+def _close_map(mapped: mmap.mmap) -> None:
+    with contextlib.suppress(BufferError):
+        mapped.close()
+
+
+def _nothing(failure: Optional[OSError]) -> None:
+    """Nobody waits for the end of this work."""
 
 
 def _unlink(path: str) -> None:

@@ -327,6 +327,24 @@ def test_a_transfer_that_is_given_up_leaves_no_segment_that_is_used_again(make_o
     assert owner.get(2) == payload(2, SIZE)
 
 
+def test_large_maps_are_closed_on_the_spillers_thread_also_those_that_are_still_looked_at(make_owner: MakeOwner) -> None:
+    owner = make_owner(200)
+    chunks = []
+    for oid in (1, 2):
+        owner.create(oid, 5_000_000, writer=OWNER)
+        chunks.append(owner.store.writable_view(oid)[:1000])
+    folder = owner.store.folder.path
+    chunks.pop()
+
+    owner.store.discard(1)
+    owner.store.discard(2)
+    owner.store.close()
+
+    assert Path("/proc/self/maps").read_text().count(folder) == 1
+    chunks.clear()
+    assert folder not in Path("/proc/self/maps").read_text()
+
+
 def test_an_object_given_up_while_its_memory_is_set_up_is_answered_once(make_owner: MakeOwner) -> None:
     owner = make_owner(1000)
     answers = owner.ask(1, 50_000_000, writer=OWNER)
