@@ -515,7 +515,7 @@ class Channel:
             if objects is not None and objects.has_chores:
                 messages = [*objects.chores(link), *messages]
             link.send(list(messages))
-            self._see_to_writing(link)
+            self.see_to_writing(link)
             return not link.is_broken
 
     def tell(self, messages: Sequence[Any]) -> None:
@@ -547,7 +547,7 @@ class Channel:
         except BaseException:
             self._cut()  # Interrupted half-way: everything pending is sent again over a new connection.
             raise
-        self._see_to_writing(link)
+        self.see_to_writing(link)
 
     def _send_lanes_on(self, link: MeshLink) -> None:
         dirty, self._dirty = self._dirty, []
@@ -582,7 +582,7 @@ class Channel:
             self._coded.add(cargo.digest)
             messages.append(DefineCode(cargo.digest, cargo.archive))
 
-    def _see_to_writing(self, link: MeshLink) -> None:
+    def see_to_writing(self, link: MeshLink) -> None:
         """What the socket did not take is the I/O thread's now."""
         if (link.wants_write and not self._poller.is_watching_write) or link.is_broken:
             self._poller.wake()
@@ -672,7 +672,7 @@ class Channel:
                 elif link.is_over:
                     self._inbox.append(_INTERRUPTED)
                 if link.wants_write:
-                    self._see_to_writing(link)
+                    self.see_to_writing(link)
             return done()
         finally:
             if is_at_work:
@@ -783,7 +783,7 @@ class Channel:
             if self._link is not None:
                 self._send_lanes()
                 self._link.send([CancelTasks(ids)])
-                self._see_to_writing(self._link)
+                self.see_to_writing(self._link)
 
     def is_pending(self, task_id: int) -> bool:
         """Whether the task has not ended yet."""
@@ -806,7 +806,7 @@ class Channel:
             link = self._link
             if link is not None:
                 link.send([Query(number, what, arguments)])
-                self._see_to_writing(link)
+                self.see_to_writing(link)
         if link is None:
             question.answer(None, self._unreachable_now())
         try:

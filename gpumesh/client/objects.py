@@ -265,6 +265,7 @@ class ObjectSpace:
                     link.connection.send(ObjectAt(number, oid, "", 0, None, "lost: its sender was interrupted"))
             link.connection.send(ReleaseRefs([(oid, 1)]))
         link.flush()
+        self._channel.see_to_writing(link)
 
     def _forget_segments(self, writer: SegmentWriter) -> None:
         names: List[str] = []
@@ -322,6 +323,7 @@ class ObjectSpace:
                             if not link.is_over:
                                 link.connection.send(CancelFetch(number))
                 link.flush()
+                self._channel.see_to_writing(link)
         return [(event, reply.target) for event, (_, reply) in zip(events, replies)]
 
     def _load(self, link: MeshLink, ref: ObjectRef, event: Any, target: Any) -> Any:
@@ -460,6 +462,7 @@ class ObjectSpace:
                 self._sending[fetch.number] = fetch.oid
                 link.connection.send_object(fetch.number, container_views(parts), fetch.window)
         link.flush()
+        self._channel.see_to_writing(link)
 
     def received(self, payload: Any) -> StoredValue:
         """A result as it came, holding what it was granted."""

@@ -70,6 +70,7 @@ class FakeMesh:
         self.freed: List[str] = []  # Given out again, the last first.
         self._folder = folder
         self._incoming: Dict[int, Tuple[int, bytearray]] = {}
+        self._next_fetch = OBJECT_TRANSFER
         if folder is not None:
             (folder / "probe").write_bytes(SECRET)
         self.token = token
@@ -248,7 +249,8 @@ class FakeMesh:
         elif self.full:
             connection.send(ObjectStored(event.oid, f"full: {self.full}"))
         else:
-            number = OBJECT_TRANSFER | len(self.objects)
+            number = self._next_fetch
+            self._next_fetch += 1
             target = bytearray(event.nbytes)
             self._incoming[number] = (event.oid, target)
             connection.receive_into(number, target)

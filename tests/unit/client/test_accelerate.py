@@ -17,7 +17,7 @@ import pytest
 
 from gpumesh import AcceleratedFunction, accelerate
 from gpumesh.client.mesh import GPUMesh
-from gpumesh.errors import MeshError, NoSuitableWorkerError, SerializationError, TaskCancelledError
+from gpumesh.errors import NoSuitableWorkerError, SerializationError, TaskCancelledError
 from tests.unit.client.fake_session import FakeMesh, FakeSession
 
 
