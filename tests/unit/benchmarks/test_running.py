@@ -60,6 +60,14 @@ def test_systems_take_turns_and_slow_ones_run_less_often(monkeypatch: pytest.Mon
     assert asked == [(0, "gpumesh"), (0, "processpool"), (0, "ray"), (1, "processpool"), (1, "gpumesh")]
 
 
+@pytest.mark.parametrize("workload", ["put_small", "ref_argument"])
+def test_values_go_through_a_real_mesh(workload: str) -> None:
+    run = run_once(workload, "gpumesh", 0, quick=True)
+
+    assert (run.error, run.left_behind) == ("", [])
+    assert all(value > 0 for value in run.metrics.values())
+
+
 def test_a_workload_runs_only_on_the_systems_that_have_such_a_thing(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: List[Tuple[str, str]] = []
 
