@@ -552,6 +552,8 @@ def _private_memory(nbytes: int) -> mmap.mmap:
     Raises:
         MemoryError: There is not so much.
     """
+    from gpumesh.store.segments import anonymous_memory
+
     if nbytes >= CHECKED_BYTES:
         available = available_memory()
         if nbytes > available:
@@ -559,7 +561,7 @@ def _private_memory(nbytes: int) -> mmap.mmap:
                 f"a value of {nbytes} bytes does not fit into the {available} bytes of memory that this machine has left"
             )
     try:
-        memory = mmap.mmap(-1, max(nbytes, 1))
+        memory = anonymous_memory(nbytes)
     except OSError as error:
         raise MemoryError(f"no memory for a value of {nbytes} bytes: {error.strerror}") from error
     if nbytes >= HUGE_PAGES_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):

@@ -659,8 +659,8 @@ class _Own:
         copy = self._incoming.pop(number, None)
         if copy is not None:
             self._store.release_view(copy.oid)
+            self._pin(copy)  # Granted by the seal, which otherwise might let it be dropped for the next one.
             self._store.seal(copy.oid)
-            self._pin(copy)
 
     def _on_not_sent(self, message: msg.ObjectAt) -> None:
         """A small object, or none."""

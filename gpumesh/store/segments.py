@@ -335,10 +335,21 @@ def map_private(path: str, nbytes: int) -> Tuple[Optional[mmap.mmap], List[memor
         except OSError as error:
             if error.errno not in _NO_MAPS:
                 raise
-            return None, open_container(_read(descriptor, mmap.mmap(-1, nbytes)))  # Out of descriptors or of maps.
+            return None, open_container(_read(descriptor, anonymous_memory(nbytes)))  # Out of descriptors or of maps.
     finally:
         os.close(descriptor)
     return mapped, open_container(memoryview(mapped))
+
+
+def anonymous_memory(nbytes: int) -> mmap.mmap:
+    """Fresh memory of this process alone, zeroed when touched; it goes back to the system with the last view of it.
+
+    Raises:
+        OSError: There is not so much.
+    """
+    if hasattr(mmap, "MAP_PRIVATE"):  # Shared memory, the default, has no huge pages.
+        return mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return mmap.mmap(-1, max(nbytes, 1))
 
 
 def create_segment(path: str) -> None:
@@ -495,6 +506,7 @@ __all__ = [
     "Mapping",
     "SegmentWriter",
     "StoreFolder",
+    "anonymous_memory",
     "container_bytes",
     "create_segment",
     "map_private",

@@ -37,7 +37,7 @@ def keep_asking():
         nothing.remote().result(30)
         waits.append(time.perf_counter() - started)
 
-asker = threading.Thread(target=keep_asking)
+asker = threading.Thread(target=keep_asking, daemon=True)
 asker.start()
 size = 64 << 20  # numbers of 8 bytes: 512 MiB
 array = np.empty(size)

@@ -434,3 +434,15 @@ def test_an_input_whose_task_is_over_is_asked_for_again(join: Join) -> None:
     assert (result[1], result[2]) == (Status.INPUT_MISSING, {"input": 1 << 32})
     submit(client, 1, (1, Bundle(b"then", ((0, b"value"),), ())))
     assert worker.expect(RunTasks).tasks[0][0] == (1 << 32) + 1
+
+
+def test_room_is_made_for_objects_from_elsewhere(join: Join) -> None:
+    there = join(worker="far")
+    parts = parts_of(9, 6 * MB)
+    nbytes = container_bytes(parts)
+    for oid in range(5, 15):
+        there.send(PutObject(oid, nbytes, "", None, []))
+        fetch = there.expect(FetchObject)
+        there.connection.send_object(fetch.number, container_views(parts), fetch.window)
+        there.flush()
+        assert there.expect(ObjectStored) == ObjectStored(oid, "")
