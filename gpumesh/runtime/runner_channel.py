@@ -45,6 +45,7 @@ class RunnerChannel:
         self._is_reading = False
         self._has_threads = False  # A thread other than the main one has asked for something.
         self._numbers = count(1)
+        self._asked: List[int] = []  # By the main thread, since its task began.
         self._answers: Dict[int, Any] = {}  # Number of a question -> its answer, None until that is here.
 
     # --- sending
@@ -94,6 +95,8 @@ class RunnerChannel:
     def ask(self, make: Callable[[int], Any]) -> int:
         """Send the question that `make` makes with a fresh number; the number, for `answer_to`."""
         number = next(self._numbers)
+        if threading.get_ident() == self._main:
+            self._asked.append(number)
         self._answers[number] = None
         self.send(make(number))
         return number
@@ -128,6 +131,12 @@ class RunnerChannel:
             answer = self._answers.pop(number, None)
             if answer is not None:
                 self._on_stray(answer)
+
+    def end_task(self) -> None:
+        """The task is over: what it has asked for and was interrupted before it waited, nobody waits for."""
+        if self._asked:
+            self.forget(self._asked)
+            self._asked.clear()
 
     def take_answer(self, message: Any) -> None:
         """From `on_message`: this is an answer."""

@@ -92,8 +92,8 @@ class RunnerObjects:
     def on_stray(self, answer: Any) -> None:
         """An answer that nobody waits for any more."""
         if type(answer) is SegmentCreated:
-            oid = self._segments.pop(answer.number)
-            if not answer.error:
+            oid = self._segments.pop(answer.number, 0)
+            if oid and not answer.error:
                 self._unwanted.append(oid)
         elif answer.path:
             self._unpins.append((answer.oid, 1))
@@ -164,6 +164,7 @@ class RunnerObjects:
             for given in self._current.values():
                 self._let_go(given)
             self._current.clear()
+        self._channel.end_task()
         self.sweep()
         held = self.table.take_holds() if self.table else []
         if held:

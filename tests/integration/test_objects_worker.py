@@ -23,6 +23,7 @@ from gpumesh.protocol.messages import (
     CreateSegment,
     DefineFunction,
     DefineSpec,
+    DeleteObjects,
     LocateObject,
     ObjectAt,
     PutObject,
@@ -33,7 +34,7 @@ from gpumesh.protocol.messages import (
     TaskResults,
     UnpinObjects,
 )
-from gpumesh.runtime.embedded import WorkerHandle, add_worker, start_coordinator
+from gpumesh.runtime.embedded import CoordinatorHandle, WorkerHandle, add_worker, start_coordinator
 from gpumesh.serialization import functions, refs, values
 from gpumesh.serialization.exceptions import load_exception
 from gpumesh.store.container import container_bytes
@@ -50,8 +51,9 @@ WAYS = ("shared", "own")
 class Site:
     """A coordinator, one worker, and a client that speaks in messages."""
 
-    def __init__(self, peer: MeshPeer, worker: WorkerHandle, way: str) -> None:
-        self.peer = peer
+    def __init__(self, coordinator: CoordinatorHandle, worker: WorkerHandle, way: str) -> None:
+        self.coordinator = coordinator
+        self.peer = connect(coordinator)
         self.worker = worker
         self.way = way
         self._exporter = functions.Exporter()
@@ -60,6 +62,14 @@ class Site:
         self._oids = itertools.count((CLIENT << 32) + 1)
         self._outcomes: Dict[int, Tuple[int, Any]] = {}
         self._mappings: List[Mapping] = []
+
+    def restart(self) -> None:
+        """Another coordinator on the same port."""
+        self.coordinator.stop()
+        self.peer.close()  # Not before: the tasks of a client that leaves are cancelled.
+        self.coordinator = start_coordinator(int(self.coordinator.url.rpartition(":")[2]), "secret")
+        self.peer = connect(self.coordinator)
+        self._specs.clear()
 
     def put(self, value: Any) -> Stored:
         """An object of this client."""
@@ -165,12 +175,17 @@ def site(
         patch.setenv("GPUMESH_NO_SHARED_MEMORY", "1" if way == "own" else "0")
         patch.setenv("GPUMESH_OBJECT_MEMORY", worker_memory or memory)
         with add_worker(coordinator.url, "secret", slots=slots) as worker:
-            peer = MeshPeer(int(coordinator.url.rpartition(":")[2]), "secret", client=CLIENT)
+            made = Site(coordinator, worker, way)
             try:
-                yield Site(peer, worker, way)
+                yield made
             finally:
-                peer.close()
+                made.peer.close()
                 worker.kill()
+                made.coordinator.stop()
+
+
+def connect(coordinator: CoordinatorHandle) -> MeshPeer:
+    return MeshPeer(int(coordinator.url.rpartition(":")[2]), "secret", client=CLIENT)
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -522,3 +537,56 @@ def slow_ones(count: int, mark: str) -> Any:
     tasks.leave(mark)
     time.sleep(0.3)
     return np.ones(count)
+
+
+# --- interrupts, and a coordinator that comes back
+
+
+def test_a_task_that_waits_for_an_object_for_ever_can_be_cancelled(mesh: Site, tmp_path: Path) -> None:
+    oid = next(mesh._oids)
+    mesh.peer.send(PutObject(oid, MB, "", None, []))  # Announced, and never sent.
+    mark = tmp_path / "started"
+    box = {"ref": refs.ObjectRef(oid, MB)}
+    task = mesh.call(wait_for_it, box, str(mark))
+    until(mark.exists, 20)
+    pid = int(mark.read_text())
+    mesh.peer.send(CancelTasks([task]))
+    assert mesh.outcome(task)[0] == Status.CANCELLED
+    assert pid in [process.pid for process in mesh.runners()], "the interrupt was enough"
+    assert mesh.result(mesh.call(ones, MB)).sum() == MB
+    mesh.peer.send(DeleteObjects([oid]))
+    mesh.nothing_left()
+
+
+def wait_for_it(box: Dict[str, Any], mark: str) -> None:
+    tasks.leave(mark)
+    get_inside(box)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_worker_starts_afresh_with_a_coordinator_that_comes_back(
+    way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with site(way, monkeypatch) as mesh:
+        pid = mesh.result(mesh.call(keep, mesh.put(np.ones(MB))))
+        mesh.restart()
+        assert mesh.result(mesh.call(look_at_kept)) == (pid, MB), "an idle runner keeps what it has"
+        large_values_work(mesh)
+        mark = tmp_path / "started"
+        mesh.call(die_holding, mesh.put(np.ones(MB)), str(mark))
+        until(mark.exists, 20)
+        mesh.restart()
+        large_values_work(mesh)
+        assert mesh.result(mesh.call(look_at_kept_if_any)) == 0, "the busy one was ended"
+        mesh.nothing_left()
+
+
+def large_values_work(mesh: Site) -> None:
+    again = mesh.put(np.full(MB, 2.0))
+    assert mesh.result(mesh.call(first_and_size, again)) == (2.0, 8 * MB)
+    assert mesh.result(mesh.call(ones, MB)).sum() == MB
+    mesh.release(again)
+
+
+def look_at_kept_if_any() -> int:
+    return len(_kept)
