@@ -177,6 +177,7 @@ def test_an_interrupt_ends_the_wait_and_the_late_answer_is_stray(pair: Any) -> N
     with pytest.raises(KeyboardInterrupt):
         runner.locate(7)
     thread.join(10)
+    runner.channel.end_task()  # It may have come while the question was being sent.
     agent.answer(questions[0])
     thread = beside(lambda: agent.answer(agent.read()[0]))
     assert runner.locate(8).path == "/8"
