@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Union
 
 from gpumesh.config import CONNECT_SECONDS, DEFAULT_PORT, DISTRIBUTE_TIMEOUT_SECONDS, RECONNECT_SECONDS
 from gpumesh.errors import MeshClosedError
@@ -44,6 +44,7 @@ class GPUMesh:
         fallback: Run on this machine, after one warning, when nobody answers or the mesh has no workers; False: raise
             MeshUnavailableError.
         name: How the coordinator's other users see this client.
+        ship: Folders and files that travel along with every function; see `ship`.
 
     Raises:
         ValueError: The address makes no sense, or a timeout is not positive.
@@ -55,6 +56,7 @@ class GPUMesh:
     _embedded: Optional[EmbeddedMesh]  # Its processes are ours to end.
     _local_reason: str  # Why an embedded mesh is started at the first use; empty: none is.
     _finalizer: Optional[Any]
+    _shipped: List[Any]  # Paths given when it was made.
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class GPUMesh:
         reconnect_timeout: float = RECONNECT_SECONDS,
         fallback: bool = True,
         name: Optional[str] = None,
+        ship: Iterable[Union[str, os.PathLike[str]]] = (),
     ) -> None:
         if not connect_timeout > 0:
             raise ValueError(f"connect_timeout={connect_timeout!r} must be more than 0 seconds")
@@ -73,6 +76,7 @@ class GPUMesh:
         environment = read_environment()
         self._set_up(environment.verbosity, name or "")
         self._connect_timeout = connect_timeout
+        self._shipped = [ship] if isinstance(ship, (str, os.PathLike)) else list(ship)
         if environment.is_local:
             if url is not None:
                 parse_address(url)
@@ -93,6 +97,8 @@ class GPUMesh:
             name=self._name,
         )
         self._end_with_me(self._session, None)
+        for path in self._shipped:
+            self._session.ship(path)
 
     def _set_up(self, verbosity: int, name: str) -> None:
         self.url = None
@@ -101,6 +107,7 @@ class GPUMesh:
         self._session = None
         self._embedded = None
         self._local_reason = ""
+        self._shipped = []
         self._is_closed = False
         self._lock = threading.Lock()
         self._verbosity = verbosity
@@ -185,6 +192,8 @@ class GPUMesh:
             is_own_mesh=True,
             own_mesh=embedded,
         )
+        for path in self._shipped:
+            session.ship(path)
         self._session = session
         self._end_with_me(session, embedded)
         return session
@@ -283,6 +292,20 @@ class GPUMesh:
         from gpumesh.client.context import get_from
 
         return get_from(lambda: self._open_session().objects(), refs, timeout)
+
+    def ship(self, path: Union[str, os.PathLike[str]]) -> None:
+        """Send a folder's content, or a file, along with every function from now on.
+
+        What the folder holds can be imported in tasks as if the folder were on `sys.path`, and read beside what was imported; a
+        folder with `__init__.py` can be imported under its own name, too. Modules that a function imports travel anyway, without
+        this. Left out are caches, `.git`, virtual environments and what `.gitignore` names. A later change of a file is seen by the
+        next call.
+
+        Raises:
+            ValueError: There is no such folder or file.
+            SerializationError: It is over 50 MB; the message names the biggest files.
+        """
+        self._open_session().ship(path)
 
     # --- the pool
 
