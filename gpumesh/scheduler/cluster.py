@@ -480,7 +480,7 @@ class Cluster:
                 lane = group.next_lane()
                 spec = lane.head
                 allowed = min(cap, allowance(worker, spec))
-                count = space(worker, allowed, width) if turn else room(worker, allowed, width)
+                count = space(worker, group, allowed, width) if turn else room(worker, group, allowed, width)
                 if count <= 0:
                     cap = allowed or cap  # What has to wait for an installer here caps nothing.
                     break

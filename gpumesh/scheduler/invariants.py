@@ -5,7 +5,7 @@ Each costs a walk over all tables, so nothing in the running program calls it.
 
 from __future__ import annotations
 
-from typing import Dict, List
+from typing import Dict, List, Tuple
 
 from gpumesh.model.ids import SEQUENCE_BITS, ClientNumber
 from gpumesh.scheduler.cluster import Cluster
@@ -60,6 +60,12 @@ def _check_workers(cluster: Cluster) -> None:
         batches = [*worker.assigned.values(), *worker.orphans.values()]
         load = sum(batch.width for batch in batches)
         assert worker.load == load, f"5: worker {ident} has a load of {worker.load}, but {load} slots' worth of tasks"
+        foreign: Dict[Tuple[str, ...], int] = {}
+        for batch in batches:
+            packages = batch.spec.group.packages
+            if packages:
+                foreign[packages] = foreign.get(packages, 0) + batch.width
+        assert worker.foreign == foreign, f"5: worker {ident} has miscounted its load in environments"
         functions: Dict[Function, int] = {}
         for batch in batches:
             functions[batch.spec.function] = functions.get(batch.spec.function, 0) + 1

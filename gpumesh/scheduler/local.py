@@ -201,8 +201,8 @@ class LocalPool:
         self._failures = 0  # Starts in a row that came to nothing.
         self._environment_failures: Dict[int, int] = {}  # The same of each environment.
         self._has_environments = False  # Some spec has one.
-        self._passed: Optional[Task] = None  # The head of the queue, while others overtake it ...
-        self._passed_since = 0.0  # ... from this moment on.
+        self._patient: Optional[Task] = None  # The head of the queue, while it waits for a process of its kind ...
+        self._patient_since = 0.0  # ... from this moment on.
         self._problem = ""
         self._unwanted: Dict[int, int] = {}  # task id -> attempt: recalled while fed but not known to have started.
         self._draining = False
@@ -433,6 +433,8 @@ class LocalPool:
                 actions.append(Kill(ident))  # Stays STARTING: a failed start when it is gone.
             elif runner.fed:
                 actions.append(Inspect(ident))
+            else:
+                self._feed_all(actions, now)
         return actions
 
     # --- feeding
@@ -476,7 +478,9 @@ class LocalPool:
         if fed and (len(fed) * 2 > allowed or allowed == 1):
             return
         if place:
-            self._overtake(place, now)
+            task = queue[place]
+            del queue[place]
+            queue.appendleft(task)
         count = min(allowed - len(fed), max(1, len(queue) // share))
         tasks: List[Tuple[int, int]] = []
         while queue and len(tasks) < count:
@@ -499,8 +503,10 @@ class LocalPool:
         """
         if facts.width > 1 or not self._has_environments:
             return 0
-        is_late = self._passed is self._queue[0] and now - self._passed_since > KIND_PATIENCE_SECONDS
-        if is_late and self._is_wanted(facts):
+        if self._patient is not self._queue[0]:
+            self._patient = self._queue[0]
+            self._patient_since = now
+        if self._is_late(now) and self._is_wanted(facts):
             return 0
         specs = self._specs
         for place, task in enumerate(self._queue):
@@ -509,15 +515,17 @@ class LocalPool:
                 return place
         return 0
 
-    def _overtake(self, place: int, now: float) -> None:
-        """Bring a task to the front, to be fed at once."""
-        queue = self._queue
-        if self._passed is not queue[0]:
-            self._passed = queue[0]
-            self._passed_since = now
-        task = queue[place]
-        del queue[place]
-        queue.appendleft(task)
+    def _is_late(self, now: float) -> bool:
+        """Whether the next task has waited long enough for a process of its kind."""
+        return self._patient is self._queue[0] and now >= self._patient_since + KIND_PATIENCE_SECONDS
+
+    def _is_served_soon(self, facts: SpecFacts) -> bool:
+        """Whether runners of the next task's kind will get to all that waits for them sooner than another could be started."""
+        count = sum(other.kind == facts.kind and other.state is RunnerState.BUSY for other in self._runners.values())
+        if not count or facts.mean is None:
+            return False
+        waiting = sum(self._specs[task.spec].kind == facts.kind for task in self._queue)
+        return waiting * facts.mean < count * KIND_PATIENCE_SECONDS
 
     def _replace(self, runner: Runner, kind: Kind, actions: List[Any]) -> None:
         """An idle runner makes way for one of another kind."""
@@ -545,7 +553,12 @@ class LocalPool:
         if len(idle) < facts.width:
             return  # The slots that are free wait for it: the queue keeps its order, so it cannot starve.
         if runner.kind != facts.kind:
-            self._replace(runner, facts.kind, actions)
+            if facts.width == 1 and self._is_served_soon(facts) and not self._is_late(now):
+                due = self._patient_since + KIND_PATIENCE_SECONDS
+                if runner.check_at != due:
+                    self._check_at(runner, due)
+            else:
+                self._replace(runner, facts.kind, actions)
             return
         for other in idle:
             if other is not runner and len(runner.reserved) < facts.width - 1:

@@ -83,21 +83,21 @@ def _pace(worker: Worker, function: Function) -> Optional[float]:
     return pace
 
 
-def room(worker: Worker, allowed: int, width: int) -> int:
-    """Tasks of a width to send now, so that `allowed` slots' worth is at the worker.
+def room(worker: Worker, group: Group, allowed: int, width: int) -> int:
+    """Tasks of a group and width to send now, so that `allowed` slots' worth of its environment is at the worker.
 
     None as long as so much is there that a refill that leaves later still arrives in time: small refills make small messages.
     A wide task is sent to a worker with any free slot; the worker keeps its order, so the slots come free for it.
     """
-    load = worker.load
+    load = worker.load_of(group)
     if load >= worker.slots and load > allowed * REFILL_FRACTION:
         return 0
-    return space(worker, allowed, width)
+    return space(worker, group, allowed, width)
 
 
-def space(worker: Worker, allowed: int, width: int) -> int:
-    """Tasks of a width until `allowed` slots' worth is at the worker; the last may need more than is free."""
-    return -(-(allowed - worker.load) // width)
+def space(worker: Worker, group: Group, allowed: int, width: int) -> int:
+    """Tasks of a group and width until `allowed` slots' worth is at the worker; the last may need more than is free."""
+    return -(-(allowed - worker.load_of(group)) // width)
 
 
 def place(group: Group, spec: Spec, ready: int, rivals: Sequence[Group]) -> Answer:
@@ -114,7 +114,7 @@ def place(group: Group, spec: Spec, ready: int, rivals: Sequence[Group]) -> Answ
         allowed = allowance(worker, spec)
         if allowed and rivals and any(worker in rival.workers and not worker.is_installing(rival) for rival in rivals):
             allowed = worker.slots
-        count = room(worker, allowed, width)
+        count = room(worker, group, allowed, width)
         if count > 0:
             rooms.append((worker, count))
             total += count

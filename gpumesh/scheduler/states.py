@@ -114,7 +114,7 @@ class Batch:
 class Worker:
     """A connected worker."""
 
-    __slots__ = ("id", "facts", "slots", "is_draining", "assigned", "orphans", "recalled", "load", "functions", "round_trip",
+    __slots__ = ("id", "facts", "slots", "is_draining", "assigned", "orphans", "recalled", "load", "foreign", "functions", "round_trip",
                  "trips", "done")  # fmt: skip
 
     def __init__(self, ident: WorkerId, facts: WorkerFacts) -> None:
@@ -128,6 +128,7 @@ class Worker:
         ] = {}  # (task id, attempt) whose client left: they hold their slots until reported.
         self.recalled: Dict[int, None] = {}  # Assigned and asked back for another worker; once per attempt.
         self.load = 0  # Slots wanted by all that is assigned here, orphans included; more than `slots` means a queue.
+        self.foreign: Dict[Tuple[str, ...], int] = {}  # The part of `load` in environments, by packages; never 0.
         self.functions: Dict[Function, int] = {}  # How many of `assigned` and `orphans` are of each; never 0.
         self.round_trip = ROUND_TRIP_FLOOR_SECONDS
         self.trips = 0  # How often it was measured.
@@ -148,6 +149,16 @@ class Worker:
             return 1
         return min(self.slots, max(1, math.ceil(need.cores * self.slots / self.facts.cores)))
 
+    def load_of(self, group: Group) -> int:
+        """Slots wanted here by tasks of this group's environment.
+
+        A process of one environment runs no task of another, and takes long to make way: where several are in use, a worker has
+        some tasks of each to choose from.
+        """
+        if group.packages:
+            return self.foreign.get(group.packages, 0)
+        return self.load - sum(self.foreign.values()) if self.foreign else self.load
+
     def is_installing(self, group: Group) -> bool:
         """Whether this group's tasks must wait until their packages are installed here."""
         return bool(group.packages) and group.packages in self.facts.installing
@@ -159,12 +170,20 @@ class Worker:
     def add(self, batch: Batch, count: int) -> None:
         """`count` tasks of a batch are here now."""
         self.load += batch.width * count
+        packages = batch.spec.group.packages
+        if packages:
+            self.foreign[packages] = self.foreign.get(packages, 0) + batch.width * count
         function = batch.spec.function
         self.functions[function] = self.functions.get(function, 0) + count
 
     def remove(self, batch: Batch, count: int) -> None:
         """`count` tasks of a batch are no longer here."""
         self.load -= batch.width * count
+        packages = batch.spec.group.packages
+        if packages:
+            self.foreign[packages] -= batch.width * count
+            if not self.foreign[packages]:
+                del self.foreign[packages]
         function = batch.spec.function
         left = self.functions[function] - count
         if left:

@@ -25,12 +25,21 @@ SPECS = [
     TaskSpec(b"c" * 16, "wide", Requirement(cores=3)),
     TaskSpec(b"d" * 16, "tagged", Requirement(tags=(("room", "lab"),)), placement_timeout=7.0),
     TaskSpec(b"e" * 16, "patient", Requirement(tags=(("room", "attic"),)), placement_timeout=-1.0, retries=0),
+    TaskSpec(b"f" * 16, "packed", packages=("old",)),
+    TaskSpec(b"a" * 16, "packed too", packages=("new", "newer")),
 ]
 STATUSES = [Status.OK, Status.OK, Status.OK, Status.RAISED, Status.RETRYABLE, Status.CRASHED, Status.TIMED_OUT, Status.NOT_RUN]
 
 
-def _facts(slots: int, cores: int, score: float, tags: Tuple[Tuple[str, str], ...], problem: str) -> WorkerFacts:
-    return WorkerFacts("host", slots=slots, cores=cores, score=score, tags=tags, problem=problem)
+def _facts(
+    slots: int,
+    cores: int,
+    score: float,
+    tags: Tuple[Tuple[str, str], ...],
+    problem: str,
+    installing: Tuple[Tuple[str, ...], ...],
+) -> WorkerFacts:
+    return WorkerFacts("host", slots=slots, cores=cores, score=score, tags=tags, problem=problem, installing=installing)
 
 
 FACTS = st.builds(
@@ -40,6 +49,7 @@ FACTS = st.builds(
     score=st.sampled_from([0.5, 1.0, 90.0]),
     tags=st.sampled_from([(), (("room", "lab"),), (("room", "attic"),)]),
     problem=st.sampled_from(["", "", "", "paused"]),
+    installing=st.sampled_from([(), (), (), (("old",),), (("old",), ("new", "newer"))]),
 )
 
 
@@ -108,6 +118,7 @@ class ClusterMachine(RuleBasedStateMachine):
         worker = action.worker
         assert worker not in self.draining
         assert not self.facts[worker].problem
+        assert not action.spec.packages or action.spec.packages not in self.facts[worker].installing
         here = self.at[worker]
         assert action.tasks
         for task_id, attempt in action.tasks:
@@ -138,7 +149,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.connect_client()
-        self.connect_worker(_facts(2, 4, 1.0, (("room", "lab"),), ""))
+        self.connect_worker(_facts(2, 4, 1.0, (("room", "lab"),), "", ()))
 
     def connect_worker(self, facts: WorkerFacts) -> None:
         worker = f"w{self.born}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, List, Tuple
 
 import pytest
 
@@ -473,3 +473,91 @@ def test_each_state_can_be_reached_and_left() -> None:
     for moves, states in ((TASK_MOVES, TaskState), (WORKER_MOVES, WorkerState)):
         assert {before for before, _ in moves} == set(states)  # type: ignore[attr-defined]
         assert {after for _, after in moves} == set(states)  # type: ignore[attr-defined]
+
+
+# --- environments
+
+PACKED = TaskSpec(b"p" * 16, "packed", packages=("old",))
+PACKED_TOO = TaskSpec(b"q" * 16, "packed too", packages=("new",))
+
+
+def test_tasks_wait_in_their_queue_while_a_worker_installs_their_packages(mesh: Any) -> None:
+    mesh.connect("w1", slots=1)
+    assert assigned(mesh.submit(1, PACKED)) == [("w1", PACKED, [0])]
+    mesh.change("w1", slots=1, installing=(("old",),))
+    assert mesh.finish("w1", t(0), status=Status.NOT_RUN) == []
+    assert mesh.submit(2, PACKED) == []
+
+    assert assigned(mesh.submit(1)) == [("w1", PLAIN, [3])], "what needs none of it takes the free slot"
+    assert assigned(mesh.submit(1, PACKED_TOO)) == [("w1", PACKED_TOO, [4])]
+    mesh.finish("w1", t(3), t(4))
+    assert mesh.until(100.0) == [], "waiting for an installer is no lack of workers"
+
+    assert assigned(mesh.change("w1", slots=1)) == [("w1", PACKED, [0, 1])]
+
+
+def test_another_worker_takes_what_waits_for_an_installer(mesh: Any) -> None:
+    mesh.connect("w1", slots=1, installing=(("old",),))
+    assert mesh.submit(1, PACKED) == []
+
+    assert assigned(mesh.connect("w2", slots=1)[:1]) == [("w2", PACKED, [0])]
+
+
+def test_what_waits_elsewhere_is_not_asked_back_for_a_worker_that_still_installs(mesh: Any) -> None:
+    mesh.connect("w1", slots=1)
+    mesh.submit(2, PACKED)
+
+    mesh.connect("w2", slots=1, installing=(("old",),))
+
+    assert mesh.until(10.0) == []
+
+
+def test_a_worker_has_some_tasks_of_each_environment_to_choose_from(mesh: Any) -> None:
+    mesh.connect("w1", slots=2)
+
+    sent = [assigned(mesh.submit(4, spec)) for spec in (PLAIN, PACKED, PACKED_TOO)]
+
+    assert sent == [[("w1", PLAIN, [0, 1, 2])], [("w1", PACKED, [4, 5])], [("w1", PACKED_TOO, [8, 9])]]
+
+
+# --- versions
+
+
+def test_bytecode_of_another_python_is_told_with_both_versions_and_machines(mesh: Any) -> None:
+    mesh.connect("old", python="3.9")
+    mesh.connect("new", python="3.13", cores=1)
+    by_value = TaskSpec(b"v" * 16, "train", Requirement(python="3.11"), placement_timeout=10.0)
+    mesh.submit(1, by_value)
+
+    (notice,) = mesh.until(5.0)
+    (failure,) = mesh.until(10.0)
+
+    assert isinstance(notice, Notice)
+    assert isinstance(failure, Fail)
+    assert notice.text == failure.details["reason"]
+    assert failure.details["cause"] == "version"
+    for words in (
+        "Python 3.11",
+        "sent by someone",
+        "old runs Python 3.9",
+        "new runs Python 3.13",
+        "module that the workers can import",
+    ):
+        assert words in notice.text
+
+
+def test_a_worker_that_lacks_more_than_a_python_version_is_no_version_mismatch(mesh: Any) -> None:
+    mesh.connect("old", python="3.9")
+    by_value = TaskSpec(b"v" * 16, "train", Requirement(python="3.11", cores=64), placement_timeout=1.0)
+    mesh.submit(1, by_value)
+
+    (failure,) = mesh.until(1.0)
+
+    assert isinstance(failure, Fail)
+    assert "cause" not in failure.details
+
+
+def assigned(actions: List[Any]) -> List[Tuple[str, TaskSpec, List[int]]]:
+    """(worker, spec, sequence numbers) of what was assigned; nothing else was done."""
+    assert all(isinstance(action, Assign) for action in actions), actions
+    return [(a.worker, a.spec, [t & 0xFFFFFFFF for t, _ in a.tasks]) for a in actions if isinstance(a, Assign)]

@@ -101,9 +101,9 @@ def test_a_worker_is_refilled_when_a_third_is_gone_or_a_slot_is_free() -> None:
     worker = make_worker(slots=2)
     for load, expected in ((10, 0), (7, 0), (6, 4), (2, 8), (1, 9), (0, 10)):
         worker.load = load
-        assert room(worker, 10, 1) == expected
+        assert room(worker, Group(ANYTHING, 0), 10, 1) == expected
     worker.load = 1
-    assert room(worker, 2, 2) == 1, "a wide task is sent to a worker with any free slot"
+    assert room(worker, Group(ANYTHING, 0), 2, 2) == 1, "a wide task is sent to a worker with any free slot"
 
 
 @pytest.mark.parametrize(("cores", "width"), [(0, 1), (1, 1), (4, 1), (5, 2), (8, 2), (16, 4), (17, 0)])
