@@ -7,7 +7,8 @@ Promises:
    ids, except what may run at most once and may have started.
 3. Whoever waits does the work: the waiting thread itself reads the socket (the leader) while the I/O thread sleeps; when nobody
    waits, or the leader leaves, the I/O thread reads. Only the holder of `_role` reads and dispatches.
-4. Locks are taken in this order: `_role`, `_lock`, `link.lock`. Sinks are called with the receive lock alone.
+4. Locks are taken in this order: `_role`, `_lock`, `link.lock`. Sinks are called with the receive lock alone, or, of tasks
+   that never left this side, with none.
 5. A task that has another's result among its arguments is sent after that one, and when the coordinator no longer knows the
    other, again, with its result. What must be stored before it can be sent is stored by the submitting thread.
 
@@ -202,7 +203,7 @@ class Channel:
         self._cancelling: Dict[int, None] = {}
         self._questions: Dict[int, _Question] = {}
         self._next_question = 0
-        self._failures: List[Tuple[int, int, Any]] = []  # Tasks that ended here; told to their sinks by the I/O thread.
+        self._failures: Deque[Tuple[int, int, Any]] = deque()  # Tasks that ended here, whose sinks are to be told.
         self._objects: Optional[ObjectSpace] = None  # Made at its first use.
         self._lock = threading.Lock()
         self._role = ReceiveRole(Channel._lead.__code__, Channel._run.__code__, Channel._finish.__code__)
@@ -332,6 +333,7 @@ class Channel:
                 raise
         for position in calls:
             self._watch_if_held(first + position, payloads[position])
+        self._tell_failures()
         return first
 
     # --- calls that are more than bytes
@@ -358,6 +360,7 @@ class Channel:
                 self._cut()
                 raise
         self._watch_if_held(task_id, call)
+        self._tell_failures()
         return task_id
 
     def _settled(self, call: Call) -> Optional[BaseException]:
@@ -406,7 +409,7 @@ class Channel:
         error = call.failure()
         if error is not None:
             if self._held.pop(task_id, self) is None:
-                self._end_soon(task_id, _REFUSED, error)
+                self._end_task(task_id, _REFUSED, error)
         elif not call.missing() and self._held.pop(task_id, self) is None:
             if call.is_ready:
                 self._prepare([task_id], self._link)
@@ -442,6 +445,7 @@ class Channel:
                 if task_id in self._pending:
                     self._queue(task_id, self._lane(handle), call, error)
             self._watch_if_held(task_id, call)
+        self._tell_failures()
 
     def _on_input_trouble(self, task_id: int, call: Call, status: int, details: Dict[str, Any]) -> None:
         """The coordinator did not run a task because of an input: it no longer has that, or that has failed."""
@@ -471,7 +475,7 @@ class Channel:
             self._end_task(task_id, Status.REFUSED, error)
 
     def _end_soon(self, task_id: int, status: int, payload: Any) -> None:
-        """Let the I/O thread tell a sink that its task has ended here."""
+        """A task has ended here: its sink is told by whoever comes to `_tell_failures` first, the I/O thread at the latest."""
         self._failures.append((task_id, status, payload))
         self._poller.wake()
 
@@ -777,6 +781,7 @@ class Channel:
                 for task_id in ids:
                     if self._held.pop(task_id, self) is None:
                         self._end_soon(task_id, int(Status.CANCELLED), {"reason": ""})
+                ids = [task_id for task_id in ids if task_id in self._pending]
             if not ids:
                 return
             self._cancelling.update(dict.fromkeys(ids))
@@ -942,16 +947,13 @@ class Channel:
             self._dispatch()
 
     def _tell_failures(self) -> None:
-        """Tasks that ended on this side, told to their sinks."""
-        if not self._failures:
-            return
-        self._role.take()
-        try:
-            failures, self._failures = self._failures, []
-            for task_id, status, payload in failures:
-                self._end_task(task_id, status, payload)
-        finally:
-            self._give_role()
+        """Tasks that ended on this side, told to their sinks. On any thread, with no lock."""
+        while self._failures:
+            try:
+                failure = self._failures.popleft()
+            except IndexError:
+                return  # Another thread was faster.
+            self._end_task(*failure)
 
     def _end_task(self, task_id: int, status: int, payload: Any) -> None:
         entry = self._pending.pop(task_id, None)

@@ -88,7 +88,10 @@ class FakeSession:
     def end(self, task_id: int) -> None:
         """Run one task."""
         with self._lock:
-            handle, payload, sink = self.pending.pop(task_id)
+            entry = self.pending.pop(task_id, None)
+        if entry is None:
+            return  # Another thread runs it.
+        handle, payload, sink = entry
         if handle.number not in self._functions:
             self._functions[handle.number] = functions.load(handle.exported.body)
         function, retry_on = self._functions[handle.number]

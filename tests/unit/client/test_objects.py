@@ -16,6 +16,7 @@ import pytest
 
 from gpumesh import GPUMesh
 from gpumesh.client import objects as objects_module
+from gpumesh.client.futures import MeshFuture
 from gpumesh.client.session import Session
 from gpumesh.errors import MeshClosedError, MeshUnavailableError, ObjectLostError, ObjectStoreFullError, SerializationError
 from gpumesh.model.outcomes import Status
@@ -81,6 +82,11 @@ class _session:
 def kinds(mesh: FakeMesh, *wanted: Any) -> List[Any]:
     found = [message for message in list(mesh.received) if type(message) in wanted]
     return [type(each)(*(list(field) if isinstance(field, tuple) else field for field in each)) for each in found]
+
+
+def taken(mesh: FakeMesh, future: MeshFuture) -> None:
+    """Wait until the coordinator has the task."""
+    mesh.until(lambda: future.task_id in mesh.tasks)
 
 
 # --- put and get
@@ -425,7 +431,7 @@ def test_a_large_result_is_fetched_when_it_is_asked_for(mesh: FakeMesh, session:
     mesh.answers = False
     future = start(session)
     nbytes = mesh.keep(ELSEWHERE, dumps(np.arange(100_000)))
-    mesh.until(lambda: future.task_id in mesh.tasks)
+    taken(mesh, future)
     mesh.finish(future.task_id, payload=Stored(ELSEWHERE, nbytes))
 
     assert until(future.done)
@@ -440,7 +446,7 @@ def test_a_large_result_is_fetched_when_it_is_asked_for(mesh: FakeMesh, session:
 def test_a_result_that_nobody_loads_is_released_with_its_future(mesh: FakeMesh, session: Session) -> None:
     mesh.answers = False
     future = start(session)
-    mesh.until(lambda: future.task_id in mesh.tasks)
+    taken(mesh, future)
     mesh.finish(future.task_id, payload=Stored(ELSEWHERE, mesh.keep(ELSEWHERE, dumps(np.arange(100_000)))))
     assert until(future.done)
     del future
@@ -458,7 +464,7 @@ def test_a_result_for_nobody_is_released(mesh: FakeMesh, session: Session) -> No
 def test_a_result_with_references_inside_holds_them(mesh: FakeMesh, session: Session) -> None:
     mesh.answers = False
     future = start(session)
-    mesh.until(lambda: future.task_id in mesh.tasks)
+    taken(mesh, future)
     mesh.finish(future.task_id, payload=Bundle(dumps([ObjectRef(ELSEWHERE, 100)]), (), (ELSEWHERE,)))
 
     (ref,) = future.result(10)
@@ -472,7 +478,7 @@ def test_a_result_with_references_inside_holds_them(mesh: FakeMesh, session: Ses
 def test_a_lost_result_is_the_futures_error(mesh: FakeMesh, session: Session) -> None:
     mesh.answers = False
     future = start(session)
-    mesh.until(lambda: future.task_id in mesh.tasks)
+    taken(mesh, future)
     mesh.finish(future.task_id, payload=Stored(ELSEWHERE, 100_000))
     with pytest.raises(ObjectLostError):
         future.result(10)
@@ -483,7 +489,7 @@ def test_a_result_larger_than_this_machine_is_its_error_alone(far: FakeMesh) -> 
     with _session(far) as session:
         far.answers = False
         future = start(session)
-        far.until(lambda: future.task_id in far.tasks)
+        taken(far, future)
         far.finish(future.task_id, payload=Stored(ELSEWHERE, 1 << 60))
         with pytest.raises(MemoryError):
             future.result(10)
@@ -494,7 +500,7 @@ def test_a_result_larger_than_this_machine_is_its_error_alone(far: FakeMesh) -> 
 def test_a_timeout_does_not_spoil_the_future(mesh: FakeMesh, session: Session) -> None:
     mesh.answers = False
     future = start(session)
-    mesh.until(lambda: future.task_id in mesh.tasks)
+    taken(mesh, future)
     mesh.finish(future.task_id, payload=Stored(ELSEWHERE, mesh.keep(ELSEWHERE, dumps(np.arange(100_000)))))
     assert until(future.done)
     mesh.holds_fetches = True
@@ -507,7 +513,7 @@ def test_a_timeout_does_not_spoil_the_future(mesh: FakeMesh, session: Session) -
 def test_a_callback_may_load_a_large_result(mesh: FakeMesh, session: Session) -> None:
     mesh.answers = False
     future = start(session)
-    mesh.until(lambda: future.task_id in mesh.tasks)
+    taken(mesh, future)
     nbytes = mesh.keep(ELSEWHERE, dumps(np.arange(100_000)))
     loaded: List[Any] = []
     told = threading.Event()

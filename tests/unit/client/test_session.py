@@ -18,6 +18,7 @@ import pytest
 
 from gpumesh.client import session as session_module
 from gpumesh.client.futures import MeshFuture, submit_one
+from gpumesh.client.inputs import Call
 from gpumesh.client.session import Session, SpecHandle
 from gpumesh.client.waiting import as_completed, wait
 from gpumesh.errors import (
@@ -128,12 +129,12 @@ def test_many_tasks_share_one_sink_and_have_consecutive_ids(mesh: FakeMesh) -> N
 def test_large_payloads_travel_beside_small_ones(mesh: FakeMesh) -> None:
     session = connect(mesh)
     big = OutOfBand([b"pickle", bytes(range(256)) * 40_000])
-    futures = [start(session, payload=big if number % 5 == 0 else b"small") for number in range(20)]
-    futures.append(start(session, payload=b"z" * 3_000_000))
+    futures = [start(session, payload=Call(big) if number % 5 == 0 else b"small") for number in range(20)]
+    futures.append(start(session, payload=Call(b"z" * 3_000_000)))
     wait(futures, 30)
     assert all(future.done() for future in futures)
-    assert mesh.tasks[futures[0].task_id] == big
-    assert mesh.tasks[futures[-1].task_id] == OutOfBand([b"z" * 3_000_000])
+    assert mesh.parts_of(mesh.tasks[futures[0].task_id].oid) == big.parts
+    assert mesh.parts_of(mesh.tasks[futures[-1].task_id].oid) == [b"z" * 3_000_000]
     session.close()
 
 
