@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumesh.errors import MeshError, ProtocolError
-from gpumesh.model.payloads import OutOfBand
+from gpumesh.model.payloads import Later, OutOfBand, Stored
 from gpumesh.protocol import connection as module
 from gpumesh.protocol import frames, messages
-from gpumesh.protocol.connection import Closed, Connection, Established, State
+from gpumesh.protocol.connection import OBJECT_TRANSFER, Closed, Connection, Established, State
 from tests.unit.protocol.talk import chunk, dial, drain, frame_of, listen, open_pair, raw_frame, take
 
 SMALL_CHUNK = 64
@@ -34,12 +34,25 @@ plain = st.recursive(
     max_leaves=6,
 )
 ids = st.integers(0, (1 << 63) - 1)
-payloads = st.binary(max_size=40) | st.lists(st.binary(max_size=300), min_size=1, max_size=4).map(OutOfBand)
+plain_payloads = st.binary(max_size=40) | st.lists(st.binary(max_size=300), min_size=1, max_size=4).map(OutOfBand)
+stored = st.builds(Stored, ids, st.integers(0, 1 << 40))
+bundles = st.tuples(
+    plain_payloads | stored,
+    st.lists(
+        st.tuples(st.integers(0, 9) | st.text(max_size=3), plain_payloads | stored | st.builds(Later, ids)), max_size=3
+    ).map(tuple),
+    st.lists(ids, max_size=3).map(tuple),
+)
+payloads = plain_payloads | stored | bundles
 sent_messages = st.one_of(
     st.builds(messages.MeshChanged, st.integers(0, 1000)),
     st.builds(messages.Answer, st.integers(0, 9), plain, st.text(max_size=9)),
     st.builds(messages.TaskOutput, ids, st.sampled_from([1, 2]), st.binary(max_size=99), st.text(max_size=5)),
-    st.builds(messages.DefineFunction, st.binary(min_size=16, max_size=16), payloads),
+    st.builds(messages.DefineFunction, st.binary(min_size=16, max_size=16), plain_payloads),
+    st.builds(messages.DefineCode, st.binary(min_size=16, max_size=16), plain_payloads),
+    st.builds(messages.HoldRefs, st.lists(ids, max_size=3).map(tuple)),
+    st.builds(messages.ReleaseRefs, st.lists(st.tuples(ids, st.integers(1, 9)), max_size=3).map(tuple)),
+    st.builds(messages.PutObject, ids, ids, st.text(max_size=5), plain_payloads, st.lists(ids, max_size=2).map(tuple)),
     st.builds(messages.DefineSpec, st.integers(0, 9), st.tuples(st.binary(max_size=16), st.text(max_size=5))),
     st.lists(st.tuples(ids, payloads), max_size=4).map(
         lambda pairs: messages.SubmitTasks(1, tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
@@ -66,11 +79,14 @@ def deliver(receiver: Connection, data: bytes, lengths: List[int], now: float = 
 
 
 def is_definition(message: Any) -> bool:
-    return type(message) in (messages.DefineFunction, messages.DefineSpec)
+    return type(message) in (messages.DefineFunction, messages.DefineCode, messages.DefineSpec)
 
 
 def is_ordered(sent: List[Any], received: List[Any]) -> bool:
-    """Whether each task batch still stands behind all definitions that were sent before it, and these in order."""
+    """Whether each task batch still stands behind all definitions that were sent before it, and these in order.
+
+    And whether nothing that was sent before a release has come after it.
+    """
     if [m for m in sent if is_definition(m)] != [m for m in received if is_definition(m)]:
         return False
     for message in sent:
@@ -78,6 +94,11 @@ def is_ordered(sent: List[Any], received: List[Any]) -> bool:
             behind = received.index(message)
             needed = sum(is_definition(other) for other in sent[: sent.index(message)])
             if sum(is_definition(other) for other in received[: behind + 1]) < needed:
+                return False
+    for position, message in enumerate(sent):
+        if type(message) is messages.ReleaseRefs:
+            before = received[: len(received) - received[::-1].index(message)]
+            if any(before.count(other) < sent[:position].count(other) for other in sent[:position]):
                 return False
     return True
 
@@ -152,6 +173,23 @@ def check_end(side: Connection, events: List[Any]) -> None:
 pieces_of_wire = st.lists(
     st.binary(max_size=60)
     | sent_messages.map(frame_of)
+    | st.builds(
+        chunk,
+        st.sampled_from([OBJECT_TRANSFER, OBJECT_TRANSFER | 1]),
+        st.sampled_from([0, 0, 0, 1]),
+        st.sampled_from([0, 0, 20, 30, 40]),
+        st.sampled_from([40, 40, 40, 41]),
+        st.sampled_from([0, 10, 20, 40]).map(bytes),
+    )
+    | st.sampled_from(
+        [
+            messages.ObjectSent(OBJECT_TRANSFER),
+            messages.ObjectAt(OBJECT_TRANSFER, 1, "", 0, None, "lost: gone"),
+            messages.FetchObject(OBJECT_TRANSFER, 1, 99),
+            messages.CancelFetch(OBJECT_TRANSFER),
+            messages.TransferCredit(OBJECT_TRANSFER, 20),
+        ]
+    ).map(frame_of)
     | st.builds(raw_frame, st.integers(0, 255), st.binary(max_size=30), flags=st.integers(0, 2), buffers=st.integers(0, 3))
     | st.builds(
         chunk, st.integers(0, 2), st.integers(0, 2), st.integers(0, 40), st.integers(0, 80), st.binary(max_size=SMALL_CHUNK)
@@ -165,6 +203,8 @@ pieces_of_wire = st.lists(
 def test_any_bytes_after_authentication_give_messages_or_a_protocol_error(data: bytes, lengths: List[int]) -> None:
     _, one = open_pair()
     _, other = open_pair()
+    for side in (one, other):
+        side.receive_into(OBJECT_TRANSFER, bytearray(40))
 
     events = deliver(one, data, lengths)
 

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from gpumesh.errors import ProtocolError
-from gpumesh.model.payloads import OutOfBand
+from gpumesh.model.payloads import Bundle, Later, OutOfBand, Stored
 from gpumesh.protocol import codec, frames
 from gpumesh.protocol.frames import Frame
 from gpumesh.protocol.messages import (
@@ -64,6 +64,17 @@ def test_several_payloads_find_their_own_buffers_again() -> None:
     assert roundtrip(sent) == sent
 
 
+@pytest.mark.parametrize("beside", [b"plain", OutOfBand([b"p", b"array"])])
+def test_values_that_are_elsewhere_are_named_with_and_without_buffers_in_the_frame(beside: Any) -> None:
+    bundle = Bundle(beside, ((0, Later(1 << 62)), ("key", Stored((1 << 63) - 1, 1 << 40)), (1, beside)), (5, 1 << 62))
+    received = roundtrip(RunTasks(1, ((1, 1, bundle), (2, 1, Stored(0, 0)), (3, 1, beside))))
+
+    assert received == RunTasks(1, ((1, 1, tuple(bundle)), (2, 1, Stored(0, 0)), (3, 1, beside)))
+    assert received.tasks[0][2][1][1][1].nbytes == 1 << 40
+    assert type(received.tasks[0][2]) is tuple
+    assert Bundle(*received.tasks[0][2]) == bundle
+
+
 def test_received_buffers_are_private_and_writable() -> None:
     received = roundtrip(RunTasks(1, ((1, 1, OutOfBand([b"p", b"array"])),)))
 
@@ -85,6 +96,9 @@ def test_an_encoder_forgets_the_buffers_of_the_message_before() -> None:
         (1 << 64, "Answer cannot be sent"),
         ("\ud800", "surrogates not allowed"),
         (OutOfBand([]), "a value without parts"),
+        (Stored(-1, 5), "Stored(-0x1, 5 bytes) is out of range"),
+        (Stored(5, 1 << 64), "bytes) is out of range"),
+        (Later(1 << 64), "is out of range"),
         (OutOfBand([b""] * 65536), "more than 65535 large buffers in one message; put them into fewer arrays"),
     ],
 )
@@ -131,6 +145,9 @@ def test_an_unknown_tag_is_told_apart_from_an_error() -> None:
         (frame(0x21, [1, 2]), "DefineSpec holds a int where tuple belongs"),
         (frame(0x20, [1, msgpack.ExtType(1, b"\x01\x00")]), "a frame refers to buffers that it does not have"),
         (frame(0x20, [b"", msgpack.ExtType(9, b"\x01\x00")]), "a frame holds an unknown extension 9"),
+        (frame(0x20, [b"", msgpack.ExtType(2, b"\x01" * 15)]), "a frame holds an unknown extension 2"),
+        (frame(0x20, [b"", msgpack.ExtType(3, b"\x01" * 16)]), "a frame holds an unknown extension 3"),
+        (frame(0x20, b"\0\0\0\0\x92\xc4\0\xd5\x02\x01\0", buffers=1), "a frame holds an unknown extension 2"),
         (frame(0x06, [1], flags=0x80), "a frame has the unknown flags 0x80"),
         (frame(0x06, [1], flags=0x01), "the end of a transfer has no buffers"),
         (frame(0x06, b"\x00\x00\x00", flags=0x01, buffers=1), "the end of a transfer has no transfer id"),

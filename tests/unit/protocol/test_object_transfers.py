@@ -117,6 +117,18 @@ def test_the_memory_of_an_object_counts_as_free_only_when_the_receiver_has_all_o
     assert sender.sending == 0
 
 
+def test_the_last_bytes_are_not_confirmed_before_they_are_there() -> None:
+    receiver, sender, _ = fetching(100, window=100)
+    sender.send_object(ONE, [VALUE[:100]], 100)
+    wire = drain(sender)
+    last = len(frame_of(ObjectSent(ONE)))
+
+    receiver.receive_data(wire[: -last - 1], 0.0)
+    assert not receiver.has_data
+    receiver.receive_data(wire[-last - 1 :], 0.0)
+    assert drain(receiver) == frame_of(TransferCredit(ONE, 100))
+
+
 def test_an_answer_may_come_long_after_the_question() -> None:
     receiver, sender, target = fetching(3)
     sender.send(MeshChanged(1))
