@@ -39,7 +39,7 @@ TRANSFERRED = 0x01  # Flag: the buffers came before, as chunks.
 MAX_BUFFERS = 0xFFFF
 PREAUTH_SCRATCH_BYTES = 2 * (8 + PREAUTH_FRAME_BYTES)  # An unfinished frame fills less than half, so it never grows.
 SCRATCH_BYTES = 256 * 1024  # One read of a busy socket; the smaller it is, the less of a chunk is copied twice.
-AFTER_CHUNK_BYTES = 4 * 1024  # The read after a chunk: most often the header of the next one, whose data is then not copied twice.
+AFTER_CHUNK_BYTES = 4096  # The read after a chunk: most often the header of the next one, whose data is then not copied twice.
 KEPT_SCRATCH_BYTES = 4 * 1024 * 1024  # What one huge frame needed beyond this is given back.
 SEPARATE_BUFFER_BYTES = (
     16 * 1024

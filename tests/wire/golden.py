@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
-from gpumesh.model.payloads import OutOfBand
+from gpumesh.model.payloads import Bundle, Later, OutOfBand, Stored
 from gpumesh.model.resources import DeviceFacts, Requirement, WorkerFacts
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.protocol import codec, frames, messages
@@ -29,6 +29,8 @@ FACTS = WorkerFacts(
     gpumesh="0.1.0",
     pid=4242,
     problem="",
+    versions=(("numpy", "2.1.3"),),
+    installing=(("scikit-learn==1.5.*",),),
 )
 SPEC = TaskSpec(
     function=bytes(range(16)),
@@ -40,8 +42,12 @@ SPEC = TaskSpec(
     cost=2.0,
     idempotent=True,
     placement_timeout=60.0,
+    code=bytes(range(16, 32)),
+    packages=("scikit-learn==1.5.*",),
 )
 TASK = (0x1A2B3C4D << 32) | 17
+OBJECT = (0x1A2B3C4D << 32) | 5
+TRANSFER = (1 << 31) | 3
 
 SAMPLES: Dict[str, Any] = {
     "Hello": messages.Hello("client", bytes(range(32)), "0.1.0", "3.11", "linux"),
@@ -64,6 +70,11 @@ SAMPLES: Dict[str, Any] = {
     "SubmitTasks with buffers": messages.SubmitTasks(
         7, (TASK, TASK + 1), (OutOfBand([b"pickle", b"array"]), OutOfBand([b"second", b""]))
     ),
+    "SubmitTasks whose values are elsewhere": messages.SubmitTasks(
+        7,
+        (TASK, TASK + 1),
+        (Stored(OBJECT, 100_000), tuple(Bundle(b"call", ((0, Later(TASK)), ("data", Stored(OBJECT, 100_000))), (OBJECT + 1,)))),
+    ),
     "CancelTasks": messages.CancelTasks((TASK, TASK + 1)),
     "TaskResults": messages.TaskResults("box", ((TASK, 0, b"value", 0.25), (TASK + 1, 5, {"reason": "cancelled"}, 0.0))),
     "TaskNotice": messages.TaskNotice(TASK, "no worker has a GPU"),
@@ -72,6 +83,28 @@ SAMPLES: Dict[str, Any] = {
     "RecallTasks": messages.RecallTasks(((TASK, 1), (TASK + 1, 2)), True),
     "TasksFinished": messages.TasksFinished(((TASK, 1, 0, b"value", 0.25), (TASK + 1, 2, 1, OutOfBand([b"error"]), 1.0))),
     "RunnerReady": messages.RunnerReady(4243),
+    "OpenStore": messages.OpenStore(),
+    "StoreOffer": messages.StoreOffer("/dev/shm/gpumesh-1000/9f8e-4242/probe", bytes(range(16))),
+    "CreateSegment": messages.CreateSegment(1, OBJECT, 100_000),
+    "SegmentCreated": messages.SegmentCreated(1, "/dev/shm/gpumesh-1000/9f8e-4242/s1", ""),
+    "SegmentCreated without room": messages.SegmentCreated(2, "", "the object store is full"),
+    "PutObject": messages.PutObject(OBJECT, 100_000, "s1", None, (OBJECT + 1,)),
+    "PutObject of a small value": messages.PutObject(OBJECT, 192, "", OutOfBand([b"pickle", b"array"]), ()),
+    "ObjectStored": messages.ObjectStored(OBJECT, ""),
+    "LocateObject": messages.LocateObject(4, OBJECT, 100_000),
+    "ObjectAt": messages.ObjectAt(4, OBJECT, "/dev/shm/gpumesh-1000/9f8e-4242/s1", 100_000, None, ""),
+    "ObjectAt of a small value": messages.ObjectAt(TRANSFER, OBJECT, "", 192, b"value", ""),
+    "FetchObject": messages.FetchObject(TRANSFER, OBJECT, 8 << 20),
+    "ObjectSent": messages.ObjectSent(TRANSFER),
+    "TransferCredit": messages.TransferCredit(TRANSFER, 4 << 20),
+    "CancelFetch": messages.CancelFetch(TRANSFER),
+    "UnpinObjects": messages.UnpinObjects(((OBJECT, 1),)),
+    "HoldRefs": messages.HoldRefs((OBJECT, OBJECT + 1)),
+    "ReleaseRefs": messages.ReleaseRefs(((OBJECT, 2),)),
+    "DeleteObjects": messages.DeleteObjects((OBJECT,)),
+    "FreeObjects": messages.FreeObjects((OBJECT,)),
+    "SegmentsGone": messages.SegmentsGone(("s1", "s2")),
+    "DefineCode": messages.DefineCode(bytes(range(16, 32)), b"archive"),
     "Query": messages.Query(1, "workers", {"all": True}),
     "Answer": messages.Answer(1, ({"name": "box", "score": 55.5, "tags": {}, "left": None},), ""),
 }

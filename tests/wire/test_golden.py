@@ -19,6 +19,7 @@ from tests.wire import golden
 
 GOLDEN = golden.read()
 TRANSFER = "Transfer: 3 + 0 bytes as chunks, then RunTasks"
+OBJECT = "Object: 3 bytes as transfer 80000003, then ObjectSent"
 DIALER = "Handshake: what the dialer writes"
 LISTENER = "Handshake: what the listener writes"
 
@@ -57,12 +58,25 @@ def test_a_tag_is_never_given_to_another_message() -> None:
         "WorkerDraining": 0x13, "MeshChanged": 0x14, "DefineFunction": 0x20, "DefineSpec": 0x21, "SubmitTasks": 0x22,
         "CancelTasks": 0x23, "TaskResults": 0x28, "TaskNotice": 0x29, "TaskOutput": 0x2A, "RunTasks": 0x30,
         "RecallTasks": 0x31, "TasksFinished": 0x32, "RunnerReady": 0x40, "Query": 0x50, "Answer": 0x51,
+        "OpenStore": 0x60, "StoreOffer": 0x61, "CreateSegment": 0x62, "SegmentCreated": 0x63, "PutObject": 0x64,
+        "ObjectStored": 0x65, "LocateObject": 0x66, "ObjectAt": 0x67, "FetchObject": 0x68, "ObjectSent": 0x69,
+        "TransferCredit": 0x6A, "CancelFetch": 0x6B, "UnpinObjects": 0x6C, "HoldRefs": 0x6D, "ReleaseRefs": 0x6E,
+        "DeleteObjects": 0x6F, "FreeObjects": 0x70, "SegmentsGone": 0x71, "DefineCode": 0x72,
     }  # fmt: skip
 
 
 def test_facts_and_specs_come_back_from_their_golden_bytes() -> None:
     assert facts_from_wire(decode(GOLDEN["RegisterWorker"]).facts) == golden.FACTS
     assert spec_from_wire(decode(GOLDEN["DefineSpec"]).spec) == golden.SPEC
+
+
+def test_facts_and_specs_of_an_older_peer_lack_what_came_later() -> None:
+    facts = golden.FACTS._replace(versions=(), installing=())
+    older = "as an older peer writes it"
+
+    assert facts_from_wire(decode(GOLDEN[f"RegisterWorker: {older}"]).facts) == facts
+    assert facts_from_wire(decode(GOLDEN[f"WorkerChanged: {older}"]).facts) == facts._replace(devices=(), problem="paused")
+    assert spec_from_wire(decode(GOLDEN[f"DefineSpec: {older}"]).spec) == golden.SPEC._replace(code=b"", packages=())
 
 
 def test_a_message_with_fields_of_a_newer_version_is_understood() -> None:
@@ -112,6 +126,24 @@ def test_a_golden_transfer_is_read_as_its_message() -> None:
     assert connection.receive_data(GOLDEN[TRANSFER], 0.0) == [
         messages.RunTasks(7, ((golden.TASK, 1, OutOfBand([b"abc", b""])),))
     ]
+
+
+def test_a_golden_object_is_received_and_confirmed() -> None:
+    connection = Connection.trusted()
+    target = bytearray(3)
+    connection.receive_into(golden.TRANSFER, target)
+
+    assert connection.receive_data(GOLDEN[OBJECT], 0.0) == [messages.ObjectSent(golden.TRANSFER)]
+    assert target == b"abc"
+    assert talk.take(connection) == golden.encode(messages.TransferCredit(golden.TRANSFER, 3))
+
+
+def test_a_golden_object_is_how_it_is_sent() -> None:
+    connection = Connection.trusted()
+    connection.receive_data(GOLDEN["FetchObject"], 0.0)
+    connection.send_object(golden.TRANSFER, [b"a", b"bc"], 10)
+
+    assert talk.take(connection).hex(" ") == GOLDEN[OBJECT].hex(" ")
 
 
 def test_a_golden_transfer_is_how_it_is_written() -> None:
