@@ -9,6 +9,7 @@ from gpumesh.model.outcomes import Status
 from gpumesh.model.resources import DeviceFacts, Requirement, WorkerFacts
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.protocol import auth, codec, connection, frames, messages
+from gpumesh.store.container import container_views
 from tests.wire import document
 
 TEXT = document.DOCUMENT.read_text(encoding="utf-8")
@@ -51,7 +52,10 @@ def test_constants_stand_in_the_document() -> None:
         auth.LISTENER_LABEL.decode(),
         f"kind `{frames.CHUNK:02x}`",
         f"flag `{frames.TRANSFERRED:02x}`",
-        f"extension {codec.OUT_OF_BAND}",
+        f"extension {codec.OUT_OF_BAND} with two bytes",
+        f"extension {codec.STORED} with 16 bytes",
+        f"extension {codec.LATER} with 8 bytes",
+        f"8 bytes {bytes(container_views([b''])[0][:8]).decode()} · u64 number of parts",
     ):
         assert shown in TEXT
 
