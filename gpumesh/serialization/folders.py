@@ -138,22 +138,31 @@ def _read_patterns(file: str) -> List[str]:
 def _may_match(patterns: List[str], folder: str, entries: List[Entry]) -> bool:
     """Whether any pattern could name any of these. Errs on the side of yes; a no saves loading what really knows."""
     lasts = {_last_part(pattern) for pattern in patterns if not pattern.startswith("!")}
-    if not lasts:
-        return False
     if "" in lasts:
         return True
     parts = set(folder.split(os.sep))
     for entry in entries:
         parts.update(entry.name.split("/"))
-    expression = re.compile("|".join(fnmatch.translate(last) for last in sorted(lasts)))
-    return any(expression.match(part) for part in parts)
+    names = {last for last in lasts if not _SPECIAL.intersection(last)}
+    ends = tuple(last[1:] for last in lasts - names if last[0] == "*" and not _SPECIAL.intersection(last[1:]))
+    if not names.isdisjoint(parts) or any(part.endswith(ends) for part in parts):
+        return True
+    others = [last for last in lasts - names if last[1:] not in ends]
+    return any(fnmatch.fnmatchcase(part, other) for other in others for part in parts)
+
+
+_SPECIAL = frozenset("*?[")
 
 
 def _last_part(pattern: str) -> str:
     """The part of an ignore pattern that the last name of a path must match, made a little more generous; "" if not sure."""
-    if "\\" in pattern:
+    if "\\" in pattern or _ODD_SET.search(pattern):
         return ""
-    return re.sub(r"\[.*\]", "*", pattern.rstrip().rstrip("/").rpartition("/")[2])
+    return _SET.sub("?", pattern.rstrip().rstrip("/").rpartition("/")[2])
+
+
+_SET = re.compile(r"\[.*?\]")
+_ODD_SET = re.compile(r"\[[!^]?\]|\[[^]]*/")  # A bracket inside of the brackets, or a name that ends in them.
 
 
 class _Rules:
