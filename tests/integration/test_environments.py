@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
-import sys
-import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Iterator, List
 
 import pytest
 
@@ -17,48 +16,17 @@ from gpumesh.errors import EnvironmentBuildError, TaskCancelledError, WorkerCras
 from gpumesh.runtime.environment_build import MARK
 from gpumesh.runtime.environments import environment_name
 from tests.support import processes
+from tests.support.packed import die, in_a_child, look_around, parent, plain, version, where
 from tests.support.processes import marked, named, until, until_gone
 from tests.support.wheels import installed, make_slow_project, make_wheel, offline
-
-
-def version() -> str:
-    import tinypkg  # type: ignore[import-not-found]
-
-    return str(tinypkg.VERSION)
-
-
-def look_around() -> Dict[str, Any]:
-    import cloudpickle  # type: ignore[import-untyped, unused-ignore]
-    import tinypkg
-
-    import gpumesh
-
-    return {
-        "tinypkg": tinypkg.VERSION,
-        "prefix": sys.prefix,
-        "python": sys.executable,
-        "pid": os.getpid(),
-        "gpumesh": gpumesh.__file__,
-        "cloudpickle": cloudpickle.__file__,
-    }
-
-
-def in_a_child() -> List[str]:
-    import subprocess
-
-    program = "import tinypkg, cloudpickle, gpumesh; print(tinypkg.VERSION, gpumesh.__file__)"
-    return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
-
-
-def plain(value: int) -> int:
-    return value
 
 
 class Site:
     """A mesh of one worker with two slots, and where its environments are."""
 
-    def __init__(self, mesh: GPUMesh, folder: Path) -> None:
-        self.mesh = mesh
+    mesh: GPUMesh
+
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.wheels = folder / "wheels"
         self.environments = folder / "environments"
@@ -75,9 +43,9 @@ class Site:
         return [list(packages) for packages in worker["installing"]]
 
 
-def make_site(folder: Path, workers: int = 1) -> Iterator[Site]:
-    site = Site.__new__(Site)
-    Site.__init__(site, None, folder)  # type: ignore[arg-type]
+@contextlib.contextmanager
+def made_site(folder: Path, workers: int = 1) -> Iterator[Site]:
+    site = Site(folder)
     for number in ("1.0", "2.0"):
         make_wheel(site.wheels, "tinypkg", number)
     make_wheel(site.wheels, "msgpack", "0.0.1", {"msgpack/__init__.py": "raise ImportError('this msgpack is broken')\n"})
@@ -94,16 +62,14 @@ def make_site(folder: Path, workers: int = 1) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    yield from make_site(tmp_path_factory.mktemp("site"))
+    with made_site(tmp_path_factory.mktemp("site")) as made:
+        yield made
 
 
 def test_two_environments_side_by_side_differ_from_the_workers_own(site: Site) -> None:
     one, two = site.remote(look_around, "tinypkg==1.0", timeout=1.5), site.remote(look_around, "tinypkg==2.0")
-    started = time.monotonic()
     first, second = one(), two()
 
-    assert accelerate(site.mesh)(plain).remote(5).result(10) == 5
-    assert time.monotonic() - started < 2, "what needs no environment does not wait for one"
     found = [first.result(60), second.result(60), accelerate(site.mesh)(look_around).remote().result(20)]
 
     assert [each["tinypkg"] for each in found] == ["1.0", "2.0", "0.9"]
@@ -145,10 +111,11 @@ def test_a_requirement_that_cannot_be_met_fails_its_tasks_alone(site: Site) -> N
     assert "No matching distribution found for nosuchpkg==7.3" in said or "nosuchpkg" in said.partition("last lines:")[2]
     assert "exit code" in said
     assert not site.path_of("nosuchpkg==7.3", "tinypkg==1.0").exists()
-    started = time.monotonic()
+    log = Path(f"{site.path_of('nosuchpkg==7.3', 'tinypkg==1.0')}.log")
+    tried_at = log.stat().st_mtime_ns
     with pytest.raises(EnvironmentBuildError, match="nosuchpkg"):
         missing().result(20)
-    assert time.monotonic() - started < 1, "a failed set is not tried again for each task"
+    assert log.stat().st_mtime_ns == tried_at, "a failed set is not tried again for each task"
     (worker,) = site.mesh.workers()
     assert worker["problem"] == ""
     assert accelerate(site.mesh)(plain).remote(1).result(20) == 1
@@ -165,19 +132,11 @@ def test_an_environment_whose_processes_do_not_start_fails_its_tasks_alone(site:
     assert [accelerate(site.mesh)(plain).remote(n).result(20) for n in range(3)] == [0, 1, 2]
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_a_death_in_an_environment_is_told_and_the_next_task_runs(site: Site) -> None:
     with pytest.raises(WorkerCrashedError, match="SIGKILL"):
         site.remote(die, "tinypkg==1.0", retries=0)().result(60)
 
     assert site.remote(version, "tinypkg==1.0")().result(30) == "1.0"
-
-
-def parent() -> int:
-    return os.getppid()
 
 
 def test_the_death_of_what_starts_its_processes_is_survived(site: Site) -> None:
@@ -186,7 +145,7 @@ def test_the_death_of_what_starts_its_processes_is_survived(site: Site) -> None:
 
     os.kill(spawner, signal.SIGKILL)
 
-    assert find_parent().result(30) != spawner
+    until(lambda: find_parent().result(30) != spawner, 20, what="another one")
     assert accelerate(site.mesh)(plain).remote(1).result(20) == 1
 
 
@@ -222,13 +181,8 @@ def test_a_half_built_environment_is_built_anew(site: Site) -> None:
     assert (site.path_of(*packages) / MARK).read_text().split() == list(packages)
 
 
-def where() -> Any:
-    time.sleep(0.2)
-    return os.stat(sys.prefix).st_ino, os.getppid()
-
-
 def test_two_workers_of_a_machine_build_an_environment_once(tmp_path: Path) -> None:
-    for site in make_site(tmp_path, workers=2):
+    with made_site(tmp_path, workers=2) as site:
         folder = site.path_of("tinypkg==2.0")
         folder.parent.mkdir()
         with open(f"{folder}.lock", "ab") as lock:
@@ -245,16 +199,16 @@ def test_two_workers_of_a_machine_build_an_environment_once(tmp_path: Path) -> N
 def test_nothing_is_left_of_a_build_when_the_mesh_ends(tmp_path: Path) -> None:
     started, gate = tmp_path / "started", tmp_path / "gate"
     project = str(make_slow_project(tmp_path / "slowpkg", "slowpkg", started=started, gate=gate))
-    for site in make_site(tmp_path):
+    with made_site(tmp_path) as site:
         future = site.remote(version, project)()
         until(started.exists, 30, what="the build")
         assert not future.done()
 
-    until(lambda: not site.path_of(project).exists(), 10, what="the end of what was half built")  # Its processes: make_site.
+    until(lambda: not site.path_of(project).exists(), 10, what="the end of what was half built")  # Its processes: made_site.
 
 
 def test_nothing_is_left_when_the_worker_is_killed(tmp_path: Path) -> None:
-    for site in make_site(tmp_path):
+    with made_site(tmp_path) as site:
         assert site.remote(version, "tinypkg==1.0")().result(60) == "1.0"
         agents = named(marked(site.mark), "gpumesh-worker")
         assert len(named(marked(site.mark), "gpumesh-spawner")) == 2
