@@ -253,7 +253,7 @@ class FakeMesh:
             self._next_fetch += 1
             target = bytearray(event.nbytes)
             self._incoming[number] = (event.oid, target)
-            connection.receive_into(number, target)
+            connection.receive_into(number, target, 1 << 20)
             connection.send(FetchObject(number, event.oid, 1 << 20))
 
     def keep(self, oid: int, payload: Any) -> int:
