@@ -107,7 +107,7 @@ def _without_ignored(folder: str, entries: List[Entry], ignores: Dict[str, str],
     if not _may_match([line for lines in patterns.values() for line in lines], folder, entries):
         return entries
     rules = _Rules({where: lines for where, lines in patterns.items() if lines})
-    if rules.names(folder):
+    if rules.names(folder + os.sep):
         rules = _Rules({where: lines for where, lines in patterns.items() if lines and where not in outer})
     return [entry for entry in entries if entry.path in keep or not rules.names(entry.path)]
 

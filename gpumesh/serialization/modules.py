@@ -203,7 +203,9 @@ def _look_for(name: str, folders: Optional[List[str]]) -> Optional[_Place]:
         if spec is not None:
             origin = spec.origin if spec.has_location else None
             return _place_of(origin or "", _strings(spec.submodule_search_locations)) or _Place(str(spec.origin), [])
-    return None
+    # A namespace inside of a namespace, which finders find only when the outer one is loaded.
+    inner = [os.path.join(folder, name.rpartition(".")[2]) for folder in folders or ()]
+    return _place_of("", [folder for folder in inner if os.path.isdir(folder)])
 
 
 def _place_of(file: str, folders: List[str]) -> Optional[_Place]:
@@ -216,7 +218,8 @@ def _place_of(file: str, folders: List[str]) -> Optional[_Place]:
 
 def _strings(paths: Any) -> List[str]:
     try:
-        return [os.path.abspath(path) for path in paths or () if isinstance(path, str)]
+        # That of a namespace can be read only once its parent is loaded, but for this attribute.
+        return [os.path.abspath(path) for path in getattr(paths, "_path", paths) or () if isinstance(path, str)]
     except Exception:  # noqa: BLE001 - a module may put anything in place of its path
         return []
 
