@@ -281,6 +281,13 @@ class RunnerObjects:
 
     # --- in tasks
 
+    def _enter(self) -> None:
+        self.is_used = True
+        if self.table.is_foreign:
+            raise MeshError(
+                "a process that a task has forked cannot use the mesh; put and get in the task, and give the other the value"
+            )
+
     def put(self, value: Any) -> refs.ObjectRef:
         """Store a value; the reference keeps it alive.
 
@@ -288,7 +295,7 @@ class RunnerObjects:
             SerializationError: It cannot be pickled.
             ObjectStoreFullError: There is no room for it.
         """
-        self.is_used = True
+        self._enter()
         with refs.collecting() as collected:
             payload = values.dumps(value, what="the value", snapshot=False)
         oids = list(collected)
@@ -307,7 +314,7 @@ class RunnerObjects:
             TimeoutError: It is not there after `timeout` seconds.
             ObjectLostError: The object is gone.
         """
-        self.is_used = True
+        self._enter()
         deadline = None if timeout is None else monotonic() + timeout
         if isinstance(wanted, refs.ObjectRef):
             return self._get([wanted], deadline)[0]
@@ -345,6 +352,7 @@ class RunnerObjects:
 
     def delete(self, oids: List[int]) -> None:
         """Nobody needs these any more."""
+        self._enter()
         self._channel.send(DeleteObjects(oids))
 
 

@@ -21,55 +21,35 @@ import asyncio
 import logging
 import os
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
-from gpumesh.config import FETCH_WINDOW_BYTES, MIB
+from gpumesh.config import MIB
 from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import Bundle, Stored
 from gpumesh.protocol import messages as msg
-from gpumesh.protocol.connection import OBJECT_TRANSFER, ObjectDelivered
 from gpumesh.runtime import settings
 from gpumesh.runtime.link import PeerLink
 from gpumesh.runtime.pool import RunnerPool
 from gpumesh.runtime.runner_objects import error_of, stored_in
-
-if TYPE_CHECKING:
-    from gpumesh.store.objects import ObjectStore
+from gpumesh.runtime.worker_store import Copy, OnFound, OwnStore, SharedStore
 
 logger = logging.getLogger("gpumesh.worker")
 
-INPUTS_AHEAD_FRACTION = 0.25  # Of the memory for objects: inputs brought here before a slot is free for their task.
-INPUTS_AHEAD_BYTES = 64 * MIB  # At least.
+INPUTS_AHEAD_FRACTION = 0.25  # Of a store of our own: inputs brought here before a slot is free for their task.
+INPUTS_AHEAD_BYTES = 64 * MIB  # At least. In a store that others use too no more: what is located is pinned.
 _NOT_RUN, _CANCELLED, _RAISED = int(Status.NOT_RUN), int(Status.CANCELLED), int(Status.RAISED)
 
 Result = Tuple[int, int, int, Any, float]
-OnFound = Callable[[Optional["Copy"], str], None]
-"""Told where an object is, or why it is nowhere."""
-
-
-class Copy:
-    """An object that somebody here wants or uses."""
-
-    __slots__ = ("oid", "nbytes", "path", "data", "is_here", "users", "waiting", "is_unwanted")
-
-    def __init__(self, oid: int, nbytes: int) -> None:
-        self.oid = oid
-        self.nbytes = nbytes
-        self.path = ""
-        self.data: Any = None  # A small object's payload, instead of a path.
-        self.is_here = False
-        self.users = 0  # Tasks, and mappings of runners; the object is pinned while there are any.
-        self.waiting: List[OnFound] = []
-        self.is_unwanted = False  # The mesh has freed it meanwhile.
 
 
 class _Account:
     """What one runner has to give back."""
 
-    __slots__ = ("pins", "grants", "writing")
+    __slots__ = ("pins", "stale", "grants", "writing")
 
     def __init__(self) -> None:
         self.pins: Dict[int, int] = {}  # Object -> how often it was told where it is.
+        self.stale: Dict[int, int] = {}  # The same, told by a coordinator that was lost since.
         self.grants: Dict[int, int] = {}  # Object -> references that the coordinator counts for it.
         self.writing: Dict[int, int] = {}  # Object that it was given a segment for -> its size.
 
@@ -113,8 +93,8 @@ class WorkerObjects:
         self._loop = loop
         self._report = report
         self._on_idle = on_idle
-        self._way: Union[_Shared, _Own, None] = None
-        self._own: Optional[_Own] = None  # Stays for the next connection.
+        self._way: Union[SharedStore, OwnStore, None] = None
+        self._own: Optional[OwnStore] = None  # Stays for the next connection.
         self._undecided: List[Callable[[], None]] = []  # What waits for the way to be known.
         self._is_asking = False
         self._copies: Dict[int, Copy] = {}
@@ -125,7 +105,7 @@ class WorkerObjects:
         self._running: Dict[int, List[int]] = {}  # Task in the pool -> the objects that it uses.
         self._results: Dict[int, int] = {}  # Large object put by a runner -> that runner; until it was told as a result.
         self._is_draining = False
-        self._ahead_bytes = max(INPUTS_AHEAD_BYTES, int(self.limit * INPUTS_AHEAD_FRACTION))
+        self._ahead_bytes = INPUTS_AHEAD_BYTES
 
     # --- the connection
 
@@ -191,11 +171,13 @@ class WorkerObjects:
             return
         self._is_asking = False
         if offer is not None and _shares_host(offer):
-            self._way = _Shared(self)
+            self._way = SharedStore(self)
         else:
             if self._own is None:
-                self._own = _Own(self, self._loop)
+                self._own = OwnStore(self, self._loop)
             self._way = self._own
+        fraction = INPUTS_AHEAD_FRACTION if self._way is self._own else 0.0
+        self._ahead_bytes = max(INPUTS_AHEAD_BYTES, int(self.limit * fraction))
         logger.debug("objects: %s", type(self._way).__name__)
         undecided, self._undecided = self._undecided, []
         for act in undecided:
@@ -231,7 +213,7 @@ class WorkerObjects:
             for then in waiting:
                 then(None, error)
             return
-        copy.path, copy.data, copy.is_here = path, data, True
+        copy.path, copy.data, copy.is_here, copy.store = path, data, True, self._way
         copy.users += len(waiting)
         for then in waiting:
             then(copy, "")
@@ -239,15 +221,13 @@ class WorkerObjects:
     def release(self, oid: int, count: int = 1) -> None:
         """So many users have let go."""
         copy = self._copies.get(oid)
-        if copy is None or not copy.is_here:
+        if copy is None or not copy.is_here or not count:
             return  # Of a connection that is over.
         copy.users -= count
         if copy.users <= 0:
             self._forget(copy)
-            if copy.path and self._way is not None:
-                self._way.let_go(copy)
-            elif copy.path and self._own is not None:
-                self._own.let_go(copy)
+            if copy.path and copy.store is not None:
+                copy.store.let_go(copy)
 
     def _forget(self, copy: Copy) -> None:
         if self._copies.get(copy.oid) is copy:
@@ -262,6 +242,8 @@ class WorkerObjects:
             for then in copy.waiting:
                 then(None, f"lost: {reason}")
         for account in self._accounts.values():
+            for oid, count in account.pins.items():
+                account.stale[oid] = account.stale.get(oid, 0) + count
             account.pins.clear()
             account.writing.clear()
 
@@ -441,7 +423,8 @@ class WorkerObjects:
             self.acquire(message.oid, message.nbytes, self._on_located(runner, message.number))
         elif kind is msg.UnpinObjects:
             for oid, count in message.objects:
-                self._unpin(account, oid, count)
+                count -= _take(account.stale, oid, count)
+                self.release(oid, _take(account.pins, oid, count))
         elif kind is msg.HoldRefs:
             for oid in message.oids:
                 account.grants[oid] = account.grants.get(oid, 0) + 1
@@ -493,17 +476,6 @@ class WorkerObjects:
 
         return then
 
-    def _unpin(self, account: _Account, oid: int, count: int) -> None:
-        held = account.pins.get(oid, 0)
-        count = min(count, held)
-        if count <= 0:
-            return
-        if held > count:
-            account.pins[oid] = held - count
-        else:
-            del account.pins[oid]
-        self.release(oid, count)
-
     def _release_refs(self, runner: int, objects: Any) -> None:
         released = [(oid, self._take_grants(runner, oid, count)) for oid, count in objects]
         released = [(oid, count) for oid, count in released if count]
@@ -513,15 +485,12 @@ class WorkerObjects:
     def _take_grants(self, runner: int, oid: int, count: int) -> int:
         """Strike grants from a runner's account; how many there were."""
         account = self._accounts.get(runner)
-        held = 0 if account is None else account.grants.get(oid, 0)
-        if account is None or not held:
+        if account is None:
             return 0
-        if held > count:
-            account.grants[oid] = held - count
-            return count
-        del account.grants[oid]
-        self._results.pop(oid, None)
-        return held
+        taken = _take(account.grants, oid, count)
+        if oid not in account.grants:
+            self._results.pop(oid, None)
+        return taken
 
     def runner_gone(self, runner: int) -> None:
         """Give back what it had."""
@@ -549,262 +518,6 @@ class WorkerObjects:
             self.pool.send(each, msg.SegmentsGone(names))
 
 
-class _Shared:
-    """The coordinator's store is this host's."""
-
-    def __init__(self, objects: WorkerObjects) -> None:
-        self.is_idle = True
-        self._objects = objects
-        self._next = 1
-        self._locating: Dict[int, Copy] = {}
-        self._creating: Dict[int, Callable[[str, str], None]] = {}
-
-    def resolve(self, copy: Copy) -> None:
-        self._locating[self._next] = copy
-        self._objects.send(msg.LocateObject(self._next, copy.oid))
-        self._next += 1
-
-    def let_go(self, copy: Copy) -> None:
-        self._objects.send(msg.UnpinObjects([(copy.oid, 1)]))
-
-    def create(self, runner: int, oid: int, nbytes: int, then: Callable[[str, str], None]) -> None:
-        self._creating[self._next] = then
-        self._objects.send(msg.CreateSegment(self._next, oid, nbytes))
-        self._next += 1
-
-    def put(self, message: msg.PutObject) -> None:
-        self._objects.send(message)
-
-    def discard(self, oid: int) -> None:
-        self._objects.send(msg.DeleteObjects([oid]))
-
-    def handle(self, kind: Any, message: Any) -> None:
-        if kind is msg.ObjectAt:
-            copy = self._locating.pop(message.number, None)
-            if copy is not None:
-                copy.nbytes = message.nbytes if message.path else copy.nbytes
-                self._objects.found(copy, message.path, message.data, message.error)
-        elif kind is msg.SegmentCreated:
-            then = self._creating.pop(message.number, None)
-            if then is not None:
-                then(message.path, message.error)
-        elif kind is msg.SegmentsGone:
-            self._objects.tell_writers(message.names)
-
-    def disconnected(self) -> None:
-        creating, self._creating = self._creating, {}
-        for then in creating.values():
-            then("", "lost: the connection to the coordinator was lost")
-        self._objects.lose_copies("the connection to the coordinator was lost")
-
-
-class _Own:
-    """This host has a store of its own, and the coordinator's objects come over the connection."""
-
-    def __init__(self, objects: WorkerObjects, loop: asyncio.AbstractEventLoop) -> None:
-        from gpumesh.store.objects import ObjectStore
-
-        self._objects = objects
-        self._loop = loop
-        self._timer: Optional[asyncio.TimerHandle] = None
-        self._timer_at = 0.0
-        self._store: ObjectStore = ObjectStore(
-            limit=objects.limit,
-            spill_dir=settings.spill_dir(),
-            call_soon=self._call_soon,
-            now=loop.time,
-            on_gone=lambda writer, names: objects.tell_writers(names, int(writer)) if writer else None,
-        )
-        self._next = OBJECT_TRANSFER
-        self._incoming: Dict[int, Copy] = {}  # Fetch number -> what is being received.
-        self._outgoing: Dict[int, int] = {}  # The coordinator's fetch number -> object.
-        self._unconfirmed: Dict[int, None] = {}  # Objects of runners that the coordinator does not have yet.
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether the coordinator has all that was made here."""
-        return not self._unconfirmed
-
-    # --- objects come
-
-    def resolve(self, copy: Copy) -> None:
-        if self._store.is_sealed(copy.oid):
-            self._pin(copy)
-        else:
-            size = max(copy.nbytes, 1)
-            self._store.create(copy.oid, size, writer="", is_copy=True, then=lambda path, error: self._fetch(copy, path, error))
-        self._arm()
-
-    def _pin(self, copy: Copy) -> None:
-        def then(path: Optional[str], error: Optional[Exception]) -> None:
-            self._objects.found(copy, path or "", None, "" if path else words(error))
-
-        self._store.pin(copy.oid, then)
-
-    def _fetch(self, copy: Copy, path: Optional[str], error: Optional[Exception]) -> None:
-        """There is room for it, or not."""
-        link = self._objects.link
-        if path is None:
-            self._objects.found(copy, "", None, words(error))
-        elif link is None or not link.connection.established or self._objects.copy_of(copy.oid) is not copy:
-            self._store.discard(copy.oid)
-            self._objects.found(copy, "", None, "lost: the connection to the coordinator was lost")
-        else:
-            number, self._next = self._next, OBJECT_TRANSFER | (self._next + 1)
-            self._incoming[number] = copy
-            link.connection.receive_into(number, self._store.writable_view(copy.oid))
-            link.send(msg.FetchObject(number, copy.oid, FETCH_WINDOW_BYTES))
-
-    def _on_sent(self, number: int) -> None:
-        copy = self._incoming.pop(number, None)
-        if copy is not None:
-            self._store.release_view(copy.oid)
-            self._pin(copy)  # Granted by the seal, which otherwise might let it be dropped for the next one.
-            self._store.seal(copy.oid)
-
-    def _on_not_sent(self, message: msg.ObjectAt) -> None:
-        """A small object, or none."""
-        copy = self._incoming.pop(message.number, None)
-        if copy is not None:
-            self._store.release_view(copy.oid)
-            self._store.discard(copy.oid)
-            self._objects.found(copy, "", message.data, message.error)
-
-    def let_go(self, copy: Copy) -> None:
-        self._store.unpin(copy.oid)
-        if copy.is_unwanted:
-            self._store.discard(copy.oid)
-        self._arm()
-
-    # --- objects go
-
-    def create(self, runner: int, oid: int, nbytes: int, then: Callable[[str, str], None]) -> None:
-        self._store.create(
-            oid, nbytes, writer=str(runner), then=lambda path, error: then(path or "", "" if path else words(error))
-        )
-        self._arm()
-
-    def put(self, message: msg.PutObject) -> None:
-        self._store.seal(message.oid)
-        self._unconfirmed[message.oid] = None
-        self._objects.send(message._replace(segment=""))
-        self._arm()
-
-    def discard(self, oid: int) -> None:
-        if self._store.contains(oid):
-            self._store.discard(oid)
-            self._arm()
-
-    def _on_fetch(self, message: msg.FetchObject) -> None:
-        number, oid = message.number, message.oid
-        link = self._objects.link
-        assert link is not None
-        if not self._store.is_sealed(oid):
-            link.send(msg.ObjectAt(number, oid, "", 0, None, "lost: the worker that made it no longer has it"))
-            return
-        self._outgoing[number] = oid
-
-        def then(path: Optional[str], error: Optional[Exception]) -> None:
-            if path is None:
-                if self._outgoing.pop(number, None) is not None:
-                    link.send(msg.ObjectAt(number, oid, "", 0, None, words(error)))
-            elif self._objects.link is not link or number not in self._outgoing:
-                self._store.unpin(oid)
-            else:
-                link.connection.send_object(number, [self._store.view(oid)], message.window)
-                link.flush_soon()
-
-        self._store.pin(oid, then)
-
-    def _on_delivered(self, number: int) -> None:
-        oid = self._outgoing.pop(number, None)
-        if oid is not None:
-            self._store.release_view(oid)
-            self._store.unpin(oid)
-
-    def _on_stored(self, message: msg.ObjectStored) -> None:
-        self._unconfirmed.pop(message.oid, None)
-        if self._store.contains(message.oid):
-            if message.error:
-                self._store.discard(message.oid)
-            else:
-                self._store.make_evictable(message.oid)
-        self._objects.may_be_idle()
-
-    def _on_freed(self, oids: Any) -> None:
-        for oid in oids:
-            copy = self._objects.copy_of(oid)
-            if copy is not None:
-                copy.is_unwanted = True
-            elif self._store.contains(oid):
-                self._store.discard(oid)
-
-    # --- the shell
-
-    def handle(self, kind: Any, message: Any) -> None:
-        if kind is msg.ObjectSent:
-            self._on_sent(message.number)
-        elif kind is msg.ObjectAt:
-            self._on_not_sent(message)
-        elif kind is msg.FetchObject:
-            self._on_fetch(message)
-        elif kind is ObjectDelivered or kind is msg.CancelFetch:
-            self._on_delivered(message.number)
-        elif kind is msg.ObjectStored:
-            self._on_stored(message)
-        elif kind is msg.FreeObjects:
-            self._on_freed(message.oids)
-        self._arm()
-
-    def disconnected(self) -> None:
-        """What is here belongs to a mesh that is over; runners may still map some of it."""
-        incoming, self._incoming = self._incoming, {}
-        outgoing, self._outgoing = self._outgoing, {}
-        self._unconfirmed.clear()
-        for oid in outgoing.values():
-            self._store.release_view(oid)
-            self._store.unpin(oid)
-        for copy in incoming.values():
-            self._store.release_view(copy.oid)
-        for row in self._store.describe():
-            if self._store.contains(row["oid"]):
-                self._store.discard(row["oid"])
-        for copy in incoming.values():
-            self._objects.found(copy, "", None, "lost: the connection to the coordinator was lost")
-        self._arm()
-
-    def close(self) -> None:
-        """Remove the store's folder."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._store.close()
-
-    def _call_soon(self, callback: Callable[[], None]) -> None:
-        def act() -> None:
-            callback()
-            self._arm()
-
-        try:
-            self._loop.call_soon_threadsafe(act)
-        except RuntimeError:
-            pass  # The loop has ended, and the store with it.
-
-    def _arm(self) -> None:
-        deadline = self._store.next_deadline()
-        if deadline is None or (self._timer is not None and self._timer_at <= deadline):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = deadline
-        self._timer = self._loop.call_at(deadline, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._store.on_time(max(self._loop.time(), self._timer_at))
-        self._arm()
-
-
 def sizes_of(payload: Any) -> Dict[int, int]:
     """The stored objects whose bytes a payload stands for, and their sizes."""
     if type(payload) is Stored:
@@ -817,11 +530,14 @@ def sizes_of(payload: Any) -> Dict[int, int]:
     return found
 
 
-def words(error: Optional[Exception]) -> str:
-    """Why there is no object, as it travels."""
-    from gpumesh.errors import ObjectStoreFullError
-
-    return f"{'full' if isinstance(error, ObjectStoreFullError) else 'lost'}: {error}"
+def _take(counts: Dict[int, int], oid: int, count: int) -> int:
+    """Strike up to `count` of an object from a table; how many there were."""
+    held = counts.get(oid, 0)
+    if held > count >= 0:
+        counts[oid] = held - count
+        return count
+    counts.pop(oid, None)
+    return held
 
 
 def _filled(payload: Any, found: Dict[int, Any]) -> Any:

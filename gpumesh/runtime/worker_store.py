@@ -1,0 +1,302 @@
+"""Where a worker's objects lie: in the coordinator's store, if both share memory, or in one of its own. One interface for both.
+
+shared   runner ── CreateSegment, PutObject, LocateObject ──> agent ──> coordinator's store
+own      runner ── CreateSegment, PutObject ──> store here ── PutObject, then chunks ──> coordinator
+         coordinator ══ chunks ══> store here ── ObjectAt ──> runner
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Union
+
+from gpumesh.config import FETCH_WINDOW_BYTES
+from gpumesh.errors import ObjectStoreFullError
+from gpumesh.protocol import messages as msg
+from gpumesh.protocol.connection import OBJECT_TRANSFER, ObjectDelivered
+from gpumesh.runtime import settings
+
+if TYPE_CHECKING:
+    from gpumesh.runtime.worker_objects import WorkerObjects
+    from gpumesh.store.objects import ObjectStore
+
+OnFound = Callable[[Optional["Copy"], str], None]
+"""Told where an object is, or why it is nowhere."""
+
+
+class Copy:
+    """An object that somebody here wants or uses."""
+
+    __slots__ = ("oid", "nbytes", "path", "data", "is_here", "users", "waiting", "store", "is_unwanted")
+
+    def __init__(self, oid: int, nbytes: int) -> None:
+        self.oid = oid
+        self.nbytes = nbytes
+        self.path = ""
+        self.data: Any = None  # A small object's payload, instead of a path.
+        self.is_here = False
+        self.users = 0  # Tasks, and mappings of runners; the object is pinned while there are any.
+        self.waiting: List[OnFound] = []
+        self.store: Union[SharedStore, OwnStore, None] = None  # That has pinned it.
+        self.is_unwanted = False  # The mesh has freed it meanwhile.
+
+
+class SharedStore:
+    """The coordinator's store is this host's."""
+
+    def __init__(self, objects: WorkerObjects) -> None:
+        self.is_idle = True
+        self._objects = objects
+        self._next = 1
+        self._locating: Dict[int, Copy] = {}
+        self._creating: Dict[int, Callable[[str, str], None]] = {}
+
+    def resolve(self, copy: Copy) -> None:
+        self._locating[self._next] = copy
+        self._objects.send(msg.LocateObject(self._next, copy.oid))
+        self._next += 1
+
+    def let_go(self, copy: Copy) -> None:
+        self._objects.send(msg.UnpinObjects([(copy.oid, 1)]))
+
+    def create(self, runner: int, oid: int, nbytes: int, then: Callable[[str, str], None]) -> None:
+        self._creating[self._next] = then
+        self._objects.send(msg.CreateSegment(self._next, oid, nbytes))
+        self._next += 1
+
+    def put(self, message: msg.PutObject) -> None:
+        self._objects.send(message)
+
+    def discard(self, oid: int) -> None:
+        self._objects.send(msg.DeleteObjects([oid]))
+
+    def handle(self, kind: Any, message: Any) -> None:
+        if kind is msg.ObjectAt:
+            copy = self._locating.pop(message.number, None)
+            if copy is not None:
+                copy.nbytes = message.nbytes if message.path else copy.nbytes
+                self._objects.found(copy, message.path, message.data, message.error)
+        elif kind is msg.SegmentCreated:
+            then = self._creating.pop(message.number, None)
+            if then is not None:
+                then(message.path, message.error)
+        elif kind is msg.SegmentsGone:
+            self._objects.tell_writers(message.names)
+
+    def disconnected(self) -> None:
+        creating, self._creating = self._creating, {}
+        for then in creating.values():
+            then("", "lost: the connection to the coordinator was lost")
+        self._objects.lose_copies("the connection to the coordinator was lost")
+
+
+class OwnStore:
+    """This host has a store of its own, and the coordinator's objects come over the connection."""
+
+    def __init__(self, objects: WorkerObjects, loop: asyncio.AbstractEventLoop) -> None:
+        from gpumesh.store.objects import ObjectStore
+
+        self._objects = objects
+        self._loop = loop
+        self._timer: Optional[asyncio.TimerHandle] = None
+        self._timer_at = 0.0
+        self._store: ObjectStore = ObjectStore(
+            limit=objects.limit,
+            spill_dir=settings.spill_dir(),
+            call_soon=self._call_soon,
+            now=loop.time,
+            on_gone=lambda writer, names: objects.tell_writers(names, int(writer)) if writer else None,
+        )
+        self._next = OBJECT_TRANSFER
+        self._incoming: Dict[int, Copy] = {}  # Fetch number -> what is being received.
+        self._outgoing: Dict[int, int] = {}  # The coordinator's fetch number -> object.
+        self._unconfirmed: Dict[int, None] = {}  # Objects of runners that the coordinator does not have yet.
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the coordinator has all that was made here."""
+        return not self._unconfirmed
+
+    # --- objects come
+
+    def resolve(self, copy: Copy) -> None:
+        if self._store.is_sealed(copy.oid):
+            self._pin(copy)
+        else:
+            size = max(copy.nbytes, 1)
+            self._store.create(copy.oid, size, writer="", is_copy=True, then=lambda path, error: self._fetch(copy, path, error))
+        self._arm()
+
+    def _pin(self, copy: Copy) -> None:
+        def then(path: Optional[str], error: Optional[Exception]) -> None:
+            self._objects.found(copy, path or "", None, "" if path else words(error))
+
+        self._store.pin(copy.oid, then)
+
+    def _fetch(self, copy: Copy, path: Optional[str], error: Optional[Exception]) -> None:
+        """There is room for it, or not."""
+        link = self._objects.link
+        if path is None:
+            self._objects.found(copy, "", None, words(error))
+        elif link is None or not link.connection.established or self._objects.copy_of(copy.oid) is not copy:
+            self._store.discard(copy.oid)
+            self._objects.found(copy, "", None, "lost: the connection to the coordinator was lost")
+        else:
+            number, self._next = self._next, OBJECT_TRANSFER | (self._next + 1)
+            self._incoming[number] = copy
+            link.connection.receive_into(number, self._store.writable_view(copy.oid))
+            link.send(msg.FetchObject(number, copy.oid, FETCH_WINDOW_BYTES))
+
+    def _on_sent(self, number: int) -> None:
+        copy = self._incoming.pop(number, None)
+        if copy is not None:
+            self._store.release_view(copy.oid)
+            self._pin(copy)  # Granted by the seal, which otherwise might let it be dropped for the next one.
+            self._store.seal(copy.oid)
+
+    def _on_not_sent(self, message: msg.ObjectAt) -> None:
+        """A small object, or none."""
+        copy = self._incoming.pop(message.number, None)
+        if copy is not None:
+            self._store.release_view(copy.oid)
+            self._store.discard(copy.oid)
+            self._objects.found(copy, "", message.data, message.error)
+
+    def let_go(self, copy: Copy) -> None:
+        self._store.unpin(copy.oid)
+        if copy.is_unwanted:
+            self._store.discard(copy.oid)
+        self._arm()
+
+    # --- objects go
+
+    def create(self, runner: int, oid: int, nbytes: int, then: Callable[[str, str], None]) -> None:
+        self._store.create(
+            oid, nbytes, writer=str(runner), then=lambda path, error: then(path or "", "" if path else words(error))
+        )
+        self._arm()
+
+    def put(self, message: msg.PutObject) -> None:
+        self._store.seal(message.oid)
+        self._unconfirmed[message.oid] = None
+        self._objects.send(message._replace(segment=""))
+        self._arm()
+
+    def discard(self, oid: int) -> None:
+        if self._store.contains(oid):
+            self._store.discard(oid)
+            self._arm()
+
+    def _on_fetch(self, message: msg.FetchObject) -> None:
+        number, oid = message.number, message.oid
+        link = self._objects.link
+        assert link is not None
+        if not self._store.is_sealed(oid):
+            link.send(msg.ObjectAt(number, oid, "", 0, None, "lost: the worker that made it no longer has it"))
+            return
+        self._outgoing[number] = oid
+
+        def then(path: Optional[str], error: Optional[Exception]) -> None:
+            if path is None:
+                if self._outgoing.pop(number, None) is not None:
+                    link.send(msg.ObjectAt(number, oid, "", 0, None, words(error)))
+            elif self._objects.link is not link or number not in self._outgoing:
+                self._store.unpin(oid)
+            else:
+                link.connection.send_object(number, [self._store.view(oid)], message.window)
+                link.flush_soon()
+
+        self._store.pin(oid, then)
+
+    def _on_delivered(self, number: int) -> None:
+        oid = self._outgoing.pop(number, None)
+        if oid is not None:
+            self._store.release_view(oid)
+            self._store.unpin(oid)
+
+    def _on_stored(self, message: msg.ObjectStored) -> None:
+        self._unconfirmed.pop(message.oid, None)
+        if self._store.contains(message.oid):
+            if message.error:
+                self._store.discard(message.oid)
+            else:
+                self._store.make_evictable(message.oid)
+        self._objects.may_be_idle()
+
+    def _on_freed(self, oids: Any) -> None:
+        for oid in oids:
+            copy = self._objects.copy_of(oid)
+            if copy is not None:
+                copy.is_unwanted = True
+            elif self._store.contains(oid):
+                self._store.discard(oid)
+
+    # --- the shell
+
+    def handle(self, kind: Any, message: Any) -> None:
+        if kind is msg.ObjectSent:
+            self._on_sent(message.number)
+        elif kind is msg.ObjectAt:
+            self._on_not_sent(message)
+        elif kind is msg.FetchObject:
+            self._on_fetch(message)
+        elif kind is ObjectDelivered or kind is msg.CancelFetch:
+            self._on_delivered(message.number)
+        elif kind is msg.ObjectStored:
+            self._on_stored(message)
+        elif kind is msg.FreeObjects:
+            self._on_freed(message.oids)
+        self._arm()
+
+    def disconnected(self) -> None:
+        """What is here belongs to a mesh that is over; runners may still map some of it."""
+        incoming, self._incoming = self._incoming, {}
+        outgoing, self._outgoing = self._outgoing, {}
+        self._unconfirmed.clear()
+        for oid in outgoing.values():
+            self._store.release_view(oid)
+            self._store.unpin(oid)
+        for copy in incoming.values():
+            self._store.release_view(copy.oid)
+        for row in self._store.describe():
+            if self._store.contains(row["oid"]):
+                self._store.discard(row["oid"])
+        for copy in incoming.values():
+            self._objects.found(copy, "", None, "lost: the connection to the coordinator was lost")
+        self._arm()
+
+    def close(self) -> None:
+        """Remove the store's folder."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._store.close()
+
+    def _call_soon(self, callback: Callable[[], None]) -> None:
+        def act() -> None:
+            callback()
+            self._arm()
+
+        try:
+            self._loop.call_soon_threadsafe(act)
+        except RuntimeError:
+            pass  # The loop has ended, and the store with it.
+
+    def _arm(self) -> None:
+        deadline = self._store.next_deadline()
+        if deadline is None or (self._timer is not None and self._timer_at <= deadline):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._store.on_time(max(self._loop.time(), self._timer_at))
+        self._arm()
+
+
+def words(error: Optional[Exception]) -> str:
+    """Why there is no object, as it travels."""
+    return f"{'full' if isinstance(error, ObjectStoreFullError) else 'lost'}: {error}"
