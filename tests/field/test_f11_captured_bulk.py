@@ -37,3 +37,25 @@ def test_captured_bulk_over_the_cap_is_refused(mesh: GPUMesh, monkeypatch: pytes
 
     with pytest.raises(SerializationError, match="too_much"):
         accelerate(mesh)(use).remote()
+
+
+def test_the_suggested_way_stores_it_once(mesh: GPUMesh) -> None:
+    ref = mesh.put(np.ones(2_500_000))
+
+    def use(bulk: np.ndarray, i: int) -> float:  # type: ignore[type-arg]
+        return float(bulk[i])
+
+    assert list(accelerate(mesh)(use).map([(ref, i) for i in range(300)])) == [1.0] * 300
+    found = mesh._open_session().query("objects")["objects"]
+    assert [row["bytes"] for row in found if row["bytes"] >= 20_000_000] == [ref.nbytes]
+
+
+def test_a_reference_may_be_captured(mesh: GPUMesh) -> None:
+    ref = mesh.put(np.ones(2_500_000))
+
+    def use(i: int) -> float:
+        import gpumesh
+
+        return float(gpumesh.get(ref)[i])
+
+    assert list(accelerate(mesh)(use).map(range(50))) == [1.0] * 50
