@@ -50,7 +50,7 @@ class EnvironmentState(enum.Enum):
 class Environment:
     """One set of packages."""
 
-    __slots__ = ("number", "packages", "folder", "state", "problem", "failed_at", "used_at", "builder", "said")
+    __slots__ = ("number", "packages", "folder", "state", "problem", "failed_at", "used_at", "builder", "said", "is_announced")
 
     def __init__(self, number: int, packages: Tuple[str, ...], folder: str) -> None:
         self.number = number  # 1, 2, ...: the pool's name of it.
@@ -62,6 +62,7 @@ class Environment:
         self.used_at = 0.0  # When the last task came.
         self.builder: Optional[subprocess.Popen[bytes]] = None
         self.said = b""  # By the builder.
+        self.is_announced = False  # Whoever wants it has been told that it is being built.
 
     @property
     def is_ready(self) -> bool:
@@ -72,6 +73,10 @@ class Environment:
     def is_building(self) -> bool:
         """Whether tasks can run in it later."""
         return self.state is EnvironmentState.BUILDING
+
+    def announcement(self, *, where: str) -> str:
+        """What is written to the output of the first task that has to wait for it."""
+        return f"[gpumesh: installing {', '.join(self.packages)} on {where}; tasks that need it wait, this once]\n"
 
     def fail(self, problem: str, now: float) -> None:
         """It cannot be used; tasks that come later try again."""
@@ -187,6 +192,7 @@ class Environments:
             return
         logger.info("building an environment for %s in %s", ", ".join(environment.packages), environment.folder)
         environment.state = EnvironmentState.BUILDING
+        environment.is_announced = False
         self._on_change()
 
     def _start_builder(self, environment: Environment) -> None:

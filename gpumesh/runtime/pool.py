@@ -401,6 +401,9 @@ class RunnerPool:
     def _turn_away(self, tasks: List[Tuple[int, int]], obstacle: Environment) -> None:
         """They come again when the environment is built; or it cannot be, and that is their end."""
         if obstacle.is_building:
+            if not obstacle.is_announced:
+                obstacle.is_announced = True
+                self._owner.on_output(tasks[0][0], 2, obstacle.announcement(where=self.label).encode())
             self._report([(task_id, attempt, int(Status.NOT_RUN), {}, 0.0) for task_id, attempt in tasks])
         else:
             self._report(obstacle.failures(tasks, where=self.label))
