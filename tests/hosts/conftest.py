@@ -53,6 +53,9 @@ class Host:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
 
 
 class Hosts:

@@ -27,7 +27,8 @@ def check(array, number):
 def nothing():
     return None
 
-check, nothing = accelerate(mesh)(check), accelerate(mesh)(nothing)
+check = accelerate(mesh, tags={"for": "data"})(check)
+nothing = accelerate(mesh, tags={"for": "small"})(nothing)  # Slots of their own: otherwise they would queue behind the others.
 nothing.remote().result(30)
 waits, is_over = [], threading.Event()
 
@@ -75,7 +76,7 @@ def make(size):
 def look(array):
     return array.nbytes, int(array[-1]), int(array[:: 1 << 20].sum())
 
-look, remote_make = accelerate(mesh)(look), accelerate(mesh)(make)
+look, remote_make = accelerate(mesh, tags={"for": "data"})(look), accelerate(mesh, tags={"for": "data"})(make)
 here = look.remote(make(size)).result(100)
 made = remote_make.remote(size)
 passed_on = look.remote(made).result(100)
@@ -85,7 +86,7 @@ mesh.close()
 
 
 def start_mesh(hosts: Any, memory: str, tmp_path: Path) -> str:
-    """A coordinator on one host and a worker with two slots on the other; the address."""
+    """A coordinator on one host and two workers on the other; the address."""
     environment = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "GPUMESH_TOKEN": TOKEN}
     limits = ["--object-memory", memory, "--spill-dir", str(tmp_path)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -98,12 +99,11 @@ def start_mesh(hosts: Any, memory: str, tmp_path: Path) -> str:
             url = found.group(1)
             break
     assert url, "the coordinator has ended"
-    join = ["join", url, "--slots", "2", "--score", "1", *limits]
-    worker = hosts.two.python("-m", "gpumesh", *join, environment=environment, **pipes)
-    for line in worker.stdout:
-        if "works for" in line:
-            return url
-    raise AssertionError("the worker has ended")
+    for slots, use in ((2, "data"), (1, "small")):
+        join = ["join", url, "--slots", str(slots), "--score", "1", "--tag", f"for={use}", *limits]
+        worker = hosts.two.python("-m", "gpumesh", *join, environment=environment, **pipes)
+        assert any("works for" in line for line in worker.stdout), "the worker has ended"
+    return url
 
 
 def run_driver(hosts: Any, program: str, url: str, tmp_path: Path) -> Dict[str, Any]:
