@@ -12,12 +12,15 @@ from gpumesh.client.outcomes import exception_for
 from gpumesh.errors import (
     MeshError,
     NoSuitableWorkerError,
+    SerializationError,
     TaskCancelledError,
     TaskTimeoutError,
+    VersionMismatchError,
     WorkerCrashedError,
 )
 from gpumesh.model.outcomes import Status
 from gpumesh.serialization.exceptions import dump_exception
+from gpumesh.serialization.versions import host_name
 
 
 def outcome(status: Status, payload: Any) -> BaseException:
@@ -67,3 +70,20 @@ def test_an_exception_of_the_function_and_one_made_here_pass_through() -> None:
     assert isinstance(outcome(Status.RAISED, dump_exception(KeyError("k"))), KeyError)
     here = MeshError("closed")
     assert outcome(Status.LOST, here) is here
+
+
+def test_no_worker_of_the_right_python_is_a_version_mismatch() -> None:
+    error = exception_for(Status.INFEASIBLE, {"reason": "needs 3.11", "cause": "version"}, name="f", task_id=1, worker="")
+
+    assert type(error) is VersionMismatchError
+    assert str(error) == "needs 3.11"
+
+
+def test_what_a_worker_could_not_rebuild_is_told_with_both_versions() -> None:
+    raised = SerializationError("the function cannot be rebuilt here")
+    raised.package, raised.version, raised.machine = "numpy", "0.1", "attic"
+
+    error = exception_for(Status.RAISED, dump_exception(raised), name="f", task_id=1, worker="w7")
+
+    assert str(error).startswith("the function cannot be rebuilt here; numpy is 0.1 on worker attic (w7), and ")
+    assert str(error).endswith(f"on this machine, {host_name()}")
