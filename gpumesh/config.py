@@ -33,9 +33,7 @@ FUNCTION_CACHE_ENTRIES = 1024  # Function bodies kept by a coordinator, a worker
 
 # --- objects
 INLINE_VALUE_BYTES = 64 * KIB  # A larger value goes through the object store; a smaller one inside its task's message.
-FETCH_WINDOW_BYTES = (
-    8 * MIB
-)  # Of one transfer under way: hides a round trip of 8 ms at 1 GB/s; a task waits behind no more of it.
+FETCH_WINDOW_BYTES = 2 * MIB  # Of one transfer at first: what a task waits behind. It grows where round trips are long.
 OBJECT_MEMORY_FRACTION = 0.3  # Of RAM, for objects on one host, unless --object-memory says otherwise.
 STORE_WAIT_SECONDS = 5.0  # How long a new object waits for running tasks to let go of others before it is refused.
 FREE_SEGMENTS_FRACTION = (
@@ -83,7 +81,8 @@ ENVIRONMENT_IDLE_SECONDS = 300.0  # Without tasks, before an environment's proce
 
 # --- code that travels
 MAX_CODE_BYTES = 50_000_000  # Modules and files of one function: source is far below, so more is data or a build by mistake.
-CODE_CHECK_SHARE = 0.05  # Of the time, at most, for looking whether a file was edited.
+CODE_CHECK_SHARE = 0.03  # Of the time, at most, for looking whether a file was edited ...
+CODE_CHECK_BURST_SECONDS = 0.005  # ... but for so much at once: whoever edits between two calls is never overlooked.
 CODE_CACHE_ENTRIES = 20  # Folders of unpacked code kept on a worker; least recently used go.
 CODE_CACHE_BYTES = 1 * GIB  # Together, at most.
 

@@ -95,6 +95,9 @@ MAX_OPEN_TRANSFERS = 64  # Begun and not ended, from one peer; this side itself 
 BESIDE_BYTES = 4096  # In a message over BULK_MESSAGE_BYTES, the inputs of a large call travel as buffers from this size on.
 UNFILLED_BYTES = 32 * MIB  # Memory held for chunks that have not come yet; a larger value grows as it arrives.
 
+MAX_WINDOW_BYTES = 32 * MIB  # Of one object: 300 MB/s at a round trip of 100 ms.
+SHORT_WINDOW_BYTES = 1 * MIB  # Left to each object when many share the link.
+STALL_FRACTION = 0.25  # Of the time that two windows took: waiting longer for credit, the window doubles.
 OBJECT_CHUNK_BYTES = 512 * 1024  # Of an object: what one process writes while the other reads stays in the processor's cache.
 OBJECT_TRANSFER = 1 << 31  # Set in the number of every transfer that answers a FetchObject, in no other.
 
@@ -205,7 +208,7 @@ class _Incoming:
 class _Outgoing:
     """One object being sent."""
 
-    __slots__ = ("number", "views", "offset", "total", "credit", "acknowledged")
+    __slots__ = ("number", "views", "offset", "total", "credit", "credited")
 
     def __init__(self, number: int, views: Deque[memoryview], window: int) -> None:
         self.number = number
@@ -213,7 +216,7 @@ class _Outgoing:
         self.offset = 0  # Bytes that have left.
         self.total = sum(map(len, views))
         self.credit = window  # Bytes that may leave.
-        self.acknowledged = 0  # Bytes of all credit that came after the window; at most `offset`.
+        self.credited = 0  # All credit that came after the window; the whole object only when the receiver has all of it.
 
     def take(self, size: int) -> List[memoryview]:
         """The next `size` bytes."""
@@ -236,15 +239,32 @@ class _Outgoing:
 class _Target:
     """Where one object goes that this side has asked for."""
 
-    __slots__ = ("view", "total", "is_begun", "filled", "window", "credited")
+    __slots__ = (
+        "view",
+        "total",
+        "is_begun",
+        "filled",
+        "window",
+        "limit",
+        "credited",
+        "edges",
+        "stalled_seconds",
+        "round_start",
+        "round_offset",
+    )
 
     def __init__(self, view: memoryview, window: int) -> None:
         self.view: Optional[memoryview] = view  # None once forgotten.
         self.total = len(view)
         self.is_begun = False
         self.filled = 0  # Bytes that have come or whose chunk is coming in now.
-        self.window = window
-        self.credited = 0  # At most `filled`.
+        self.window = window  # Bytes that should be under way. It grows on a link with long round trips.
+        self.limit = window  # Bytes that the sender may have sent.
+        self.credited = 0  # What was added to the first window.
+        self.edges: Deque[int] = deque()  # Limits of the past: what comes there shows how long the credit took that moved it.
+        self.stalled_seconds = 0.0  # The link was silent, since `round_start`, while this object's credit was on its way.
+        self.round_start = 0.0
+        self.round_offset = 0
 
 
 class Connection:
@@ -286,6 +306,8 @@ class Connection:
         self._is_turn_of_objects = False
         self._targets: Dict[int, _Target] = {}
         self._scratch = bytearray()  # Takes in what nobody wants any more.
+        self._silent_seconds = 0.0  # Between the last two reads.
+        self._window_bytes = 0  # As far as windows have grown.
         self._last_received = now
         self._deadline = now + HANDSHAKE_SECONDS
         self._ping_number = 0
@@ -354,6 +376,7 @@ class Connection:
         """`count` bytes arrived in the last `get_buffer()`; what follows from them, in order."""
         if self.state is State.CLOSED:
             return []
+        self._silent_seconds = now - self._last_received
         self._last_received = now
         received = self._decoder.buffer_updated(count)
         if self.state is State.OPEN:
@@ -809,12 +832,12 @@ class Connection:
         sent = self._outgoing.get(credit.number)
         if sent is None:
             return []
-        sent.acknowledged += credit.nbytes
-        if credit.nbytes < 0 or sent.acknowledged > sent.offset:
-            raise ProtocolError("the peer confirms more of an object than it was sent")
-        if sent.acknowledged == sent.total and credit.number not in self._fetches:
+        sent.credited += credit.nbytes
+        if sent.credited == sent.total == sent.offset and credit.number not in self._fetches:
             del self._outgoing[credit.number]
             return [ObjectDelivered(credit.number)]
+        if credit.nbytes <= 0 or sent.credited >= sent.total:
+            raise ProtocolError("the peer confirms more of an object than it was sent")
         if sent.credit <= 0 < sent.credit + credit.nbytes and sent.offset < sent.total:
             self._ready.append(sent)
         sent.credit += credit.nbytes
@@ -851,11 +874,36 @@ class Connection:
         target.filled = end
         if target.view is None:
             return self._waste(size)
-        # The last credit waits for ObjectSent: then the sender may reuse its memory.
-        if end < total and end - target.credited >= max(target.window // 2, 1):
-            self.send(TransferCredit(number, end - target.credited))
-            target.credited = end
+        if target.limit < total:
+            self._give_credit(number, target, offset)
         return target.view[offset:end]
+
+    def _give_credit(self, number: int, target: _Target, offset: int) -> None:
+        """Let the sender go on. The first window's worth waits for ObjectSent: then the sender may reuse its memory."""
+        now = self._last_received
+        if offset == 0:
+            target.window = max(target.window, self._window_bytes)
+            target.round_start = now
+        elif target.edges and offset == target.edges[0]:
+            target.edges.popleft()
+            target.stalled_seconds += self._silent_seconds
+        if target.filled - target.round_offset >= 2 * target.window:
+            if target.stalled_seconds > STALL_FRACTION * (now - target.round_start):
+                target.window = max(target.window, min(2 * target.window, MAX_WINDOW_BYTES))
+                self._window_bytes = max(self._window_bytes, target.window)
+            target.stalled_seconds = 0.0
+            target.round_start, target.round_offset = now, target.filled
+        window = target.window
+        if window > SHORT_WINDOW_BYTES and len(self._targets) > 1:
+            window = max(window // sum(other.is_begun for other in self._targets.values()), SHORT_WINDOW_BYTES)
+        limit = target.filled + window
+        if limit - target.limit < max(window // 2, 1):
+            return
+        limit = min(limit, target.total)
+        self.send(TransferCredit(number, limit - target.limit))
+        target.credited += limit - target.limit
+        target.edges.append(target.limit)
+        target.limit = limit
 
     def _waste(self, size: int) -> memoryview:
         if len(self._scratch) < size:

@@ -360,7 +360,7 @@ class FetchObject(NamedTuple):
 class ObjectSent(NamedTuple):
     """The answer to a FetchObject, right behind the last chunk; to one that was cancelled too.
 
-    The receiver confirms it with a last TransferCredit, which makes the credit's sum the object's size.
+    The receiver confirms it with a last TransferCredit.
     """
 
     number: int
@@ -368,7 +368,10 @@ class ObjectSent(NamedTuple):
 
 @message(0x6A)
 class TransferCredit(NamedTuple):
-    """Receiver -> sender: so many bytes of this transfer have come, and so many more may leave."""
+    """Receiver -> sender: so many more bytes of this transfer may leave.
+
+    Together less than the object's size until ObjectSent has come, then exactly that.
+    """
 
     number: int
     nbytes: int

@@ -158,10 +158,10 @@ class Transfers(RuleBasedStateMachine):
         for side, other in zip(self.sides, self.sides[::-1]):
             for number, sent in side.connection._outgoing.items():
                 asked = other.connection._targets.get(number)
-                assert 0 <= sent.acknowledged <= sent.offset <= sent.total
+                assert 0 <= sent.credited <= sent.offset <= sent.total
                 assert sent.credit >= 0
                 if asked is not None:
-                    assert sent.offset - sent.acknowledged <= asked.window
+                    assert sent.offset - sent.credited <= asked.window
             ready = [sent.number for sent in side.connection._ready]
             may_leave = {n for n, s in side.connection._outgoing.items() if s.credit > 0 and s.offset < s.total}
             assert len(set(ready)) == len(ready)

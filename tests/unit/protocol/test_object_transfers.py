@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+from collections import deque
+from typing import Any, Deque, List, Tuple
 
 import pytest
 
-from gpumesh.config import CHUNK_BYTES, FETCH_WINDOW_BYTES
+from gpumesh.config import CHUNK_BYTES, FETCH_WINDOW_BYTES, MIB
 from gpumesh.errors import ProtocolError
 from gpumesh.model.payloads import Bundle, OutOfBand, Stored
 from gpumesh.protocol import connection as module
@@ -37,6 +38,7 @@ from tests.unit.protocol.talk import Fetch, chunk, drain, frame_of, open_pair, p
 ONE = OBJECT_TRANSFER | 1
 TWO = OBJECT_TRANSFER | 2
 OID = (7 << 32) | 1
+WIDE = 16 * MIB  # A window that no value here fills.
 VALUE = bytes(range(256)) * 4096 * 3 + b"end"  # Six chunks and a bit.
 
 
@@ -47,7 +49,7 @@ def only_error(events: List[Any]) -> str:
     return str(closed.error)
 
 
-def fetching(size: int, *, number: int = ONE, window: int = FETCH_WINDOW_BYTES) -> Tuple[Connection, Connection, bytearray]:
+def fetching(size: int, *, number: int = ONE, window: int = WIDE) -> Tuple[Connection, Connection, bytearray]:
     """A receiver that has asked for `size` bytes, the sender that has read so, and where they go."""
     receiver, sender = open_pair()
     target = bytearray(size)
@@ -63,7 +65,7 @@ def fetching(size: int, *, number: int = ONE, window: int = FETCH_WINDOW_BYTES) 
 @pytest.mark.parametrize("size", [0, 1, OBJECT_CHUNK_BYTES, OBJECT_CHUNK_BYTES + 1, len(VALUE)])
 def test_an_object_arrives_in_the_memory_made_ready_for_it_and_the_sender_hears_of_it(size: int) -> None:
     receiver, sender, target = fetching(size)
-    sender.send_object(ONE, [VALUE[:size]], FETCH_WINDOW_BYTES)
+    sender.send_object(ONE, [VALUE[:size]], WIDE)
 
     assert pump(receiver, sender) == ([ObjectSent(ONE)], [ObjectDelivered(ONE)])
     assert target == VALUE[:size]
@@ -76,7 +78,7 @@ def test_pieces_of_an_object_are_sent_as_they_are_without_a_copy() -> None:
     pieces = [b"", bytearray(b"head"), memoryview(VALUE), b"", memoryview(b"tail-tail-tail").cast("H"), b""]
     whole = b"".join(bytes(piece) for piece in pieces)
     receiver, sender, target = fetching(len(whole))
-    sender.send_object(ONE, pieces, FETCH_WINDOW_BYTES)
+    sender.send_object(ONE, pieces, WIDE)
 
     written: List[Any] = []
     while sender.has_bulk:
@@ -91,7 +93,7 @@ def test_pieces_of_an_object_are_sent_as_they_are_without_a_copy() -> None:
 
 def test_a_chunk_is_never_larger_than_the_limit_and_ends_with_the_answer() -> None:
     _, sender, _ = fetching(len(VALUE))
-    sender.send_object(ONE, [VALUE], FETCH_WINDOW_BYTES)
+    sender.send_object(ONE, [VALUE], WIDE)
     sizes = []
     while sender.has_bulk:
         data = take(sender)
@@ -104,7 +106,7 @@ def test_a_chunk_is_never_larger_than_the_limit_and_ends_with_the_answer() -> No
 
 def test_the_memory_of_an_object_counts_as_free_only_when_the_receiver_has_all_of_it() -> None:
     receiver, sender, _ = fetching(len(VALUE))
-    sender.send_object(ONE, [VALUE], FETCH_WINDOW_BYTES)
+    sender.send_object(ONE, [VALUE], WIDE)
     wire = drain(sender)
     assert not sender.has_bulk
     assert sender.sending == 1
@@ -134,7 +136,7 @@ def test_an_answer_may_come_long_after_the_question() -> None:
     sender.send(MeshChanged(1))
     assert pump(receiver, sender) == ([MeshChanged(1)], [])
 
-    sender.send_object(ONE, [b"abc"], FETCH_WINDOW_BYTES)
+    sender.send_object(ONE, [b"abc"], WIDE)
     assert pump(receiver, sender) == ([ObjectSent(ONE)], [ObjectDelivered(ONE)])
     assert target == b"abc"
 
@@ -146,7 +148,7 @@ def test_an_answer_may_come_long_after_the_question() -> None:
 def test_the_answer_may_be_something_else_than_a_transfer(answer: ObjectAt) -> None:
     receiver, sender, target = fetching(10)
     sender.send(answer)
-    sender.send_object(ONE, [bytes(10)], FETCH_WINDOW_BYTES)  # Answered already.
+    sender.send_object(ONE, [bytes(10)], WIDE)  # Answered already.
 
     assert pump(receiver, sender) == ([answer], [])
     target.append(0)
@@ -206,8 +208,87 @@ def test_credit_is_given_at_half_of_the_window_and_the_last_of_it_after_the_end(
             credits.append(module.codec.decode(frame, lambda transfer, count: []).nbytes)
         sender.receive_data(back, 0.0)
 
-    half = window // 2
-    assert credits == [half, half, half, len(VALUE) - 3 * half]
+    assert credits == [window // 2, len(VALUE) - window - window // 2, window]
+    assert sum(credits) == len(VALUE)
+
+
+def test_what_shares_a_link_shares_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHORT_WINDOW_BYTES", OBJECT_CHUNK_BYTES)
+    receiver, sender = open_pair()
+    window = 3 * OBJECT_CHUNK_BYTES
+    fetches = [Fetch(receiver, sender, OBJECT_TRANSFER | number, VALUE, window) for number in range(3)]
+    for fetch in fetches:
+        fetch.answer()
+    most = 0
+    while sender.has_data:
+        receiver.receive_data(drain(sender), 0.0)
+        sender.receive_data(drain(receiver), 0.0)
+        most = max(most, sum(min(sent.credit, sent.total - sent.offset) for sent in sender._outgoing.values()))
+
+    assert all(fetch.target == VALUE for fetch in fetches)
+    assert most <= window
+
+
+PACKET = 64 * 1024
+
+
+class Distant:
+    """A receiver and a sender that hear of each other `delay` seconds later, over a link of `rate` bytes a second."""
+
+    def __init__(self, *, delay: float, rate: float) -> None:
+        self.receiver, self.sender = open_pair()
+        self._delay = delay
+        self._rate = rate
+        self._free = 0.0  # When the link has sent all it was given.
+        self._now = 0.0
+        self._there: Deque[Tuple[float, bytes]] = deque()
+        self._back: Deque[Tuple[float, bytes]] = deque()
+
+    def fetch(self, number: int, value: memoryview) -> float:
+        """How long an object takes."""
+        target = bytearray(len(value))
+        self.receiver.receive_into(number, target)
+        self.receiver.send(FetchObject(number, OID, FETCH_WINDOW_BYTES))
+        begin = self._now
+        while self.receiver.has_object_transfers or self.receiver.has_data:
+            if self.receiver.has_data:
+                self._back.append((self._now + self._delay, drain(self.receiver)))
+            while self.sender.has_data:
+                data = take(self.sender)
+                for start in range(0, len(data), PACKET):
+                    piece = data[start : start + PACKET]
+                    self._free = max(self._free, self._now) + len(piece) / self._rate
+                    self._there.append((self._free + self._delay, piece))
+            if self._back and (not self._there or self._back[0][0] <= self._there[0][0]):
+                self._now, data = self._back.popleft()
+                if FetchObject(number, OID, FETCH_WINDOW_BYTES) in self.sender.receive_data(data, self._now):
+                    self.sender.send_object(number, [value], FETCH_WINDOW_BYTES)
+            elif self._there:
+                self._now, data = self._there.popleft()
+                self.receiver.receive_data(data, self._now)
+        assert target == value
+        return self._now - begin
+
+
+def test_the_window_grows_on_a_long_way_and_is_remembered() -> None:
+    value = memoryview(VALUE * 30)  # 94 MB: 0.75 s at 1 Gbit/s.
+    distant = Distant(delay=0.05, rate=125e6)
+
+    first = distant.fetch(ONE, value)
+    second = distant.fetch(TWO, value)
+
+    at_best = len(value) / 125e6 + 0.1
+    assert len(value) / FETCH_WINDOW_BYTES * 0.1 > 4 * at_best  # What it would take with the window as it is at first.
+    assert first < 2.5 * at_best
+    assert second < 1.5 * at_best
+
+
+def test_the_window_stays_small_on_a_short_way() -> None:
+    distant = Distant(delay=0.0001, rate=1e9)
+
+    distant.fetch(ONE, memoryview(VALUE * 30))
+
+    assert distant.receiver._window_bytes == 0
 
 
 # --- several, and other messages
@@ -215,7 +296,7 @@ def test_credit_is_given_at_half_of_the_window_and_the_last_of_it_after_the_end(
 
 def test_control_messages_leave_before_the_next_chunk_of_an_object() -> None:
     receiver, sender, _ = fetching(len(VALUE))
-    sender.send_object(ONE, [VALUE], FETCH_WINDOW_BYTES)
+    sender.send_object(ONE, [VALUE], WIDE)
     assert receiver.receive_data(take(sender), 0.0) == []
     sender.send(MeshChanged(1))
 
@@ -259,7 +340,7 @@ def test_a_large_message_shares_the_lane_with_objects() -> None:
 
 def test_objects_do_not_count_as_messages_that_wait() -> None:
     _, sender, _ = fetching(len(VALUE))
-    sender.send_object(ONE, [VALUE], FETCH_WINDOW_BYTES)
+    sender.send_object(ONE, [VALUE], WIDE)
 
     assert sender.has_bulk
     assert not sender.has_bulk_messages
@@ -284,7 +365,7 @@ def test_both_sides_may_send_at_once_under_the_same_number() -> None:
 
 def test_a_cancelled_transfer_stops_and_nothing_more_of_it_reaches_its_memory() -> None:
     receiver, sender, target = fetching(len(VALUE))
-    sender.send_object(ONE, [VALUE], FETCH_WINDOW_BYTES)
+    sender.send_object(ONE, [VALUE], WIDE)
     on_its_way = take(sender)
     middle = len(on_its_way) // 2
     receiver.receive_data(on_its_way[:middle], 0.0)
@@ -313,7 +394,7 @@ def test_a_transfer_that_is_cancelled_before_its_answer_is_not_begun() -> None:
     receiver.send(CancelFetch(ONE))
     assert pump(receiver, sender) == ([], [CancelFetch(ONE)])
 
-    sender.send_object(ONE, [VALUE], FETCH_WINDOW_BYTES)
+    sender.send_object(ONE, [VALUE], WIDE)
     assert not sender.has_data
     assert not receiver.has_object_transfers
 
@@ -321,7 +402,7 @@ def test_a_transfer_that_is_cancelled_before_its_answer_is_not_begun() -> None:
 @pytest.mark.parametrize("answer_leaves_first", [True, False])
 def test_a_cancellation_may_cross_the_end_of_its_transfer(answer_leaves_first: bool) -> None:
     receiver, sender, _ = fetching(3)
-    sender.send_object(ONE, [b"abc"], FETCH_WINDOW_BYTES)
+    sender.send_object(ONE, [b"abc"], WIDE)
     if answer_leaves_first:
         answer = drain(sender)
     receiver.forget_transfer(ONE)
@@ -349,7 +430,7 @@ def test_a_cancellation_may_cross_an_answer_without_transfer() -> None:
 
 def test_forgetting_twice_or_too_late_changes_nothing() -> None:
     receiver, sender, target = fetching(3)
-    sender.send_object(ONE, [b"abc"], FETCH_WINDOW_BYTES)
+    sender.send_object(ONE, [b"abc"], WIDE)
     pump(receiver, sender)
 
     receiver.forget_transfer(ONE)
@@ -383,7 +464,7 @@ def test_what_is_dropped_of_one_transfer_leaves_the_others_alone() -> None:
 
 def test_an_object_that_is_lost_in_the_middle_is_answered_by_why() -> None:
     receiver, sender, target = fetching(len(VALUE))
-    sender.send_object(ONE, [VALUE], FETCH_WINDOW_BYTES)
+    sender.send_object(ONE, [VALUE], WIDE)
     receiver.receive_data(take(sender), 0.0)
     lost = ObjectAt(ONE, OID, "", 0, None, "lost: it was deleted")
     sender.stop_sending(ONE)
@@ -413,9 +494,9 @@ def test_the_end_of_a_connection_lets_go_of_all_memory(end: str) -> None:
     source, target = bytearray(VALUE), bytearray(VALUE)
     one, other = open_pair()
     one.receive_into(ONE, target)
-    one.send(FetchObject(ONE, OID, FETCH_WINDOW_BYTES))
+    one.send(FetchObject(ONE, OID, WIDE))
     pump(one, other)
-    other.send_object(ONE, [source], FETCH_WINDOW_BYTES)
+    other.send_object(ONE, [source], WIDE)
     data = take(other)
     one.receive_data(data[:-100], 0.0)
     del data
@@ -475,10 +556,10 @@ def test_a_peer_that_breaks_the_rules_of_objects_is_left(data: bytes, text: str)
     target.append(0)
 
 
-@pytest.mark.parametrize("nbytes", [-1, OBJECT_CHUNK_BYTES + 1, 1 << 63])
-def test_credit_for_what_was_not_sent_is_refused(nbytes: int) -> None:
+@pytest.mark.parametrize("nbytes", [-1, 0, len(VALUE), len(VALUE) + 1, 1 << 63])
+def test_credit_that_says_all_has_come_before_all_has_left_is_refused(nbytes: int) -> None:
     _, sender, _ = fetching(len(VALUE))
-    sender.send_object(ONE, [VALUE], FETCH_WINDOW_BYTES)
+    sender.send_object(ONE, [VALUE], WIDE)
     take(sender)
 
     assert "confirms more of an object than it was sent" in only_error(
@@ -548,7 +629,7 @@ def test_a_hold_never_waits_so_that_what_ends_a_task_cannot_overtake_it() -> Non
 
 def test_letting_go_does_not_wait_for_objects_on_their_way() -> None:
     _, sender, _ = fetching(len(VALUE))
-    sender.send_object(ONE, [VALUE], FETCH_WINDOW_BYTES)
+    sender.send_object(ONE, [VALUE], WIDE)
     take(sender)
     sender.send(ReleaseRefs(((OID, 1),)))
 
