@@ -3,7 +3,7 @@
     function ── names ──> reach ── origins ──> sources (files, times) ── content ──> parcels ── digest ──> cargo
 
 A source is read again only when the time or size of a file, or the time of a folder, says that it has changed; and whether they say so
-is looked at no more often than `CODE_CHECK_SHARE` of the time allows.
+is looked at for no more than a small share of the time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
-from gpumesh.config import CODE_CHECK_SHARE, MAX_CODE_BYTES
+from gpumesh.config import CODE_CHECK_BURST_SECONDS, CODE_CHECK_SHARE, MAX_CODE_BYTES
 from gpumesh.errors import SerializationError
 from gpumesh.serialization import folders, modules
 from gpumesh.serialization.cargo import Parcel, pack
@@ -64,7 +64,7 @@ class Travel:
         self._missing = missing
         self._seen = [(source, source.made) for source in sources]
         self._loaded = len(sys.modules)
-        self._next_look = math.inf
+        self._next_look = 0.0 if sources or missing else math.inf
 
     def holds(self) -> bool:
         """Whether it would be the same now. A tenth of a microsecond, but for the moments when it looks at the files."""
@@ -84,14 +84,8 @@ class Travel:
         with _lock:
             same = all(source.made is parcel and source.is_unchanged() for source, parcel in self._seen)
         same = same and not modules.have_appeared(self._missing)
-        self.rest(started)
+        self._next_look = _budget.spend(started, time.perf_counter())
         return same
-
-    def rest(self, started: float) -> None:
-        """Look again when what took since `started` is a small part of the time."""
-        if self._seen or self._missing:
-            now = time.perf_counter()
-            self._next_look = now + (now - started) / CODE_CHECK_SHARE
 
 
 class Shipper:
@@ -130,7 +124,6 @@ class Shipper:
             SerializationError: A module that it needs cannot travel, or all together are too large.
         """
         with _lock:
-            started = time.perf_counter()
             main = modules.main_names()
             without = _installed_by(packages) if packages else frozenset()
             needed = modules.reach(names, without=without)
@@ -143,11 +136,24 @@ class Shipper:
             further = modules.reach(main, without=without).modules if main else {}
             sources += _that_fit(_sources_of(further.values()), sources)
             parcels = [source.parcel() for source in sorted(sources, key=lambda source: source.order)]
-            travel = Travel(self, _cargo(parcels), frozenset(main), needed.missing, sources)
-            travel.rest(started)
-            return travel
+            return Travel(self, _cargo(parcels), frozenset(main), needed.missing, sources)
 
 
+class _Budget:
+    """Time for looking: a share of all time, saved up to a small sum."""
+
+    def __init__(self) -> None:
+        self._saved = CODE_CHECK_BURST_SECONDS
+        self._at = 0.0
+
+    def spend(self, started: float, now: float) -> float:
+        """A look took from `started` until `now`; when the next may be."""
+        self._saved = min(CODE_CHECK_BURST_SECONDS, self._saved + (now - self._at) * CODE_CHECK_SHARE) - (now - started)
+        self._at = now
+        return now - min(0.0, self._saved) / CODE_CHECK_SHARE
+
+
+_budget = _Budget()
 _lock = threading.RLock()
 _sources: Dict[Origin, Source] = {}
 _cargos: Dict[Tuple[Tuple[Any, ...], ...], Cargo] = {}
