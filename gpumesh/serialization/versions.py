@@ -6,7 +6,6 @@ Nothing is imported to find out: the names of folders say it.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from typing import Dict, Iterator, List, Sequence, Tuple
 
@@ -15,7 +14,7 @@ from gpumesh.errors import MeshError, SerializationError
 # Those whose values travel, and whose versions then have to fit together.
 WELL_KNOWN = ("jax", "numpy", "pandas", "polars", "pyarrow", "scikit-learn", "scipy", "tensorflow", "torch", "xarray")
 NOT_INSTALLED = "not installed"
-_MODULE_IN_TEXT = re.compile(r"module '([\w.]+)'")  # "Can't get attribute 'Frame' on <module 'pandas' from ...>"
+_MODULE_IN_TEXT = r"module '([\w.]+)'"  # "Can't get attribute 'Frame' on <module 'pandas' from ...>"
 _ENDINGS = (".dist-info", ".egg-info")
 _NOBODYS = frozenset(("", "__main__", "__mp_main__", "builtins", *sys.builtin_module_names))  # Modules of no package.
 _known: Dict[Tuple[str, ...], Tuple[Tuple[str, str], ...]] = {}  # By sys.path.
@@ -81,7 +80,9 @@ def _module_in(error: Exception) -> str:
     """The module that an error of unpickling complains about; "" if it does not say."""
     if isinstance(error, ImportError) and isinstance(error.name, str):
         return error.name
-    found = _MODULE_IN_TEXT.search(str(error)) if isinstance(error, (ImportError, AttributeError)) else None
+    import re
+
+    found = re.search(_MODULE_IN_TEXT, str(error)) if isinstance(error, (ImportError, AttributeError)) else None
     return found.group(1) if found else ""
 
 
