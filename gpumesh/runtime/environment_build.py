@@ -175,24 +175,17 @@ class _Builder:
 
 
 def _steps(folder: str, packages: List[str]) -> List[Tuple[str, List[str]]]:
-    """What to run, one after the other: uv where it is, else venv and pip."""
+    """What to run, one after the other. Packages are installed by uv where it is, else by pip; the environment's own as a last resort."""
     python = python_of(folder)
+    bare = ("python -m venv", [sys.executable, "-m", "venv", "--without-pip", folder])
     uv = shutil.which("uv")
     if uv is not None:
-        return [
-            ("uv venv", [uv, "venv", "--quiet", "--no-project", "--python", sys.executable, folder]),
-            ("uv pip install", [uv, "pip", "install", "--quiet", "--python", python, "--", *packages]),
-        ]
+        return [bare, ("uv pip install", [uv, "pip", "install", "--quiet", "--python", python, "--", *packages])]
     install = ["install", "--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-script-location", "--", *packages]
     if _pip_version() >= PIP_THAT_INSTALLS_ELSEWHERE:
-        return [
-            ("python -m venv", [sys.executable, "-m", "venv", "--without-pip", folder]),
-            ("pip install", [sys.executable, "-m", "pip", "--python", python, *install]),
-        ]
-    return [
-        ("python -m venv", [sys.executable, "-m", "venv", folder]),
-        ("pip install", [python, "-m", "pip", *install]),
-    ]
+        return [bare, ("pip install", [sys.executable, "-m", "pip", "--python", python, *install])]
+    whole = ("python -m venv", [sys.executable, "-m", "venv", folder])
+    return [whole, ("pip install", [python, "-m", "pip", *install])]
 
 
 def _pip_version() -> Tuple[int, ...]:

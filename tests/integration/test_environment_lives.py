@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,8 +16,8 @@ import pytest
 
 from gpumesh.model.outcomes import Status
 from gpumesh.model.tasks import TaskSpec
-from gpumesh.runtime import environments, pool
-from gpumesh.runtime.environment_build import BuildError, build, is_complete
+from gpumesh.runtime import environment_build, environments, pool
+from gpumesh.runtime.environment_build import BuildError, build, is_complete, python_of
 from gpumesh.runtime.environments import environment_name, wrong_with
 from gpumesh.runtime.launch import child_environment, launch_spawner
 from gpumesh.serialization import functions, values
@@ -211,6 +212,32 @@ def test_a_package_in_a_file_is_another_one_when_the_file_changes(tmp_path: Path
 
     assert environment_name((str(wheel),)) != before
     assert environment_name(("tinypkg",)) != environment_name(("tinypkg", "other"))
+
+
+@pytest.mark.parametrize("installer", ["uv", "pip", "an old pip"])
+def test_each_installer_builds_the_same(installer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if installer == "uv":
+        if shutil.which("uv") is None:
+            pytest.skip("uv is not installed here")
+    else:
+        monkeypatch.setattr(shutil, "which", lambda name: None)
+    if installer == "an old pip":
+        monkeypatch.setattr(environment_build, "_pip_version", lambda: (21, 2))
+    for name, value in offline(tmp_path / "wheels", tmp_path / "environments").items():
+        monkeypatch.setenv(name, value)
+    make_wheel(tmp_path / "wheels", "tinypkg", "1.0")
+    folder = str(tmp_path / "environments" / "x")
+
+    build(folder, ["tinypkg"], [str(tmp_path / "wheels")], seconds=60.0, starter=os.getppid())
+
+    assert is_complete(folder)
+    program = "import sys, tinypkg; print(tinypkg.VERSION, sys.path[-1])"
+    ended = subprocess.run([python_of(folder), "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["1.0", str(tmp_path / "wheels")]
+    if installer != "an old pip":  # Which takes ten seconds for each environment.
+        with pytest.raises(BuildError, match="install ended with exit code"):
+            build(f"{folder}2", ["absent"], [], seconds=60.0, starter=os.getppid())
+        assert not Path(f"{folder}2").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
