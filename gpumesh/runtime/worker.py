@@ -102,7 +102,7 @@ class WorkerAgent(PoolOwner):
         if self._link is not None and self._link.connection.established:
             self._link.send(WorkerDraining(reason))
         if self._objects is not None:
-            self._objects.drain()
+            self._objects.inputs.drain()
         self._pool.drain()
         self._leave_if_done()
 
@@ -173,7 +173,7 @@ class WorkerAgent(PoolOwner):
             elif kind is RecallTasks:
                 wanted = message.tasks
                 if self._objects is not None:
-                    wanted = self._objects.recall(wanted, kill=message.kill)
+                    wanted = self._objects.inputs.recall(wanted, kill=message.kill)
                 self._pool.recall(wanted, kill=message.kill)
             elif kind is Established:
                 self._join(link)
@@ -185,7 +185,7 @@ class WorkerAgent(PoolOwner):
     def _run(self, spec: int, tasks: Any) -> None:
         for task in tasks:
             if type(task[2]) is not bytes:
-                self._open_objects().run(spec, tasks)
+                self._open_objects().inputs.run(spec, tasks)
                 return
         self._pool.run(spec, tasks)
 
@@ -255,7 +255,7 @@ class WorkerAgent(PoolOwner):
             if self._link is not None and self._link.connection.established:
                 self._objects.connected(self._link)
             if self._is_draining:
-                self._objects.drain()
+                self._objects.inputs.drain()
         return self._objects
 
     def on_feeding(self, runner: int, task_id: int, payload: Any) -> None:
@@ -264,7 +264,7 @@ class WorkerAgent(PoolOwner):
 
     def on_inputs_free(self, task_id: int) -> None:
         if self._objects is not None:
-            self._objects.inputs_free(task_id)
+            self._objects.inputs.ended(task_id)
 
     def on_results_heard(self, results: Any) -> None:
         if self._objects is not None:

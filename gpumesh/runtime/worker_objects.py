@@ -1,7 +1,7 @@
-"""The objects of one worker: tasks wait here until their inputs are on this host, and runners ask here for segments and objects.
+"""The objects of one worker: what its tasks and its runners use is brought here, and kept as long as somebody uses it.
 
-    RunTasks ──> waiting ──admitted──> resolving ──all inputs here──> pool ──fed──> (input told to the runner) ──ended──> let go
-                    └── recalled, drained ──> NOT_RUN        └── an input is lost ──> RAISED
+    task's input, runner's get ──acquire──> (asked for once) ──found──> in use ──last user lets go──> unpinned
+    runner ── CreateSegment, PutObject, ... ──> an account for each ──> coordinator's store, or our own
 
 Two ways behind one interface, chosen at the first need of a connection: a worker that can read the coordinator's probe shares
 its store, and forwards what runners ask; any other keeps a store of its own, fetches each input once, and hands over results.
@@ -12,7 +12,6 @@ Promises:
    of them has let go.
 2. What a runner had is given back when it is gone: what it was writing is discarded, its mappings count no more, its
    references are released.
-3. An attempt that arrived is either in the pool or reported from here, once.
 """
 
 from __future__ import annotations
@@ -20,26 +19,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections import OrderedDict
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Union
 
-from gpumesh.config import MIB
-from gpumesh.model.outcomes import Status
-from gpumesh.model.payloads import Bundle, Stored
+from gpumesh.model.payloads import Stored
 from gpumesh.protocol import messages as msg
 from gpumesh.runtime import settings
 from gpumesh.runtime.link import PeerLink
 from gpumesh.runtime.pool import RunnerPool
-from gpumesh.runtime.runner_objects import error_of, stored_in
+from gpumesh.runtime.runner_objects import stored_in
+from gpumesh.runtime.worker_inputs import Result, TaskInputs
 from gpumesh.runtime.worker_store import Copy, OnFound, OwnStore, SharedStore
 
 logger = logging.getLogger("gpumesh.worker")
-
-INPUTS_AHEAD_FRACTION = 0.25  # Of a store of our own: inputs brought here before a slot is free for their task.
-INPUTS_AHEAD_BYTES = 64 * MIB  # At least. In a store that others use too no more: what is located is pinned.
-_NOT_RUN, _CANCELLED, _RAISED = int(Status.NOT_RUN), int(Status.CANCELLED), int(Status.RAISED)
-
-Result = Tuple[int, int, int, Any, float]
 
 
 class _Account:
@@ -52,23 +43,6 @@ class _Account:
         self.stale: Dict[int, int] = {}  # The same, told by a coordinator that was lost since.
         self.grants: Dict[int, int] = {}  # Object -> references that the coordinator counts for it.
         self.writing: Dict[int, int] = {}  # Object that it was given a segment for -> its size.
-
-
-class _Waiting:
-    """A task whose inputs are not all here."""
-
-    __slots__ = ("spec", "task_id", "attempt", "payload", "oids", "missing", "held", "found", "is_over")
-
-    def __init__(self, spec: int, task_id: int, attempt: int, payload: Any, inputs: Dict[int, int]) -> None:
-        self.spec = spec
-        self.task_id = task_id
-        self.attempt = attempt
-        self.payload = payload
-        self.oids = inputs  # Object -> its size.
-        self.missing = len(inputs)
-        self.held: List[int] = []  # Those of them that are here.
-        self.found: Dict[int, Any] = {}  # Small ones, to be put in their places.
-        self.is_over = False
 
 
 class WorkerObjects:
@@ -90,22 +64,18 @@ class WorkerObjects:
         self.pool = pool
         self.link: Optional[PeerLink] = None
         self.limit = settings.object_memory()
-        self._loop = loop
-        self._report = report
+        self.loop = loop
         self._on_idle = on_idle
         self._way: Union[SharedStore, OwnStore, None] = None
         self._own: Optional[OwnStore] = None  # Stays for the next connection.
         self._undecided: List[Callable[[], None]] = []  # What waits for the way to be known.
         self._is_asking = False
         self._copies: Dict[int, Copy] = {}
-        self._copy_bytes = 0
+        self.copy_bytes = 0  # Of all copies that somebody uses or waits for.
+        self.has_own_store = False
+        self.inputs = TaskInputs(self, report)
         self._accounts: Dict[int, _Account] = {}
-        self._waiting: OrderedDict[Tuple[int, int], _Waiting] = OrderedDict()  # (task, attempt): not admitted yet.
-        self._resolving: Dict[Tuple[int, int], _Waiting] = {}
-        self._running: Dict[int, List[int]] = {}  # Task in the pool -> the objects that it uses.
         self._results: Dict[int, int] = {}  # Large object put by a runner -> that runner; until it was told as a result.
-        self._is_draining = False
-        self._ahead_bytes = INPUTS_AHEAD_BYTES
 
     # --- the connection
 
@@ -118,10 +88,7 @@ class WorkerObjects:
         """The coordinator is lost, and with it every reference of this worker. The pool has been told to abandon its tasks."""
         self.link = None
         self._is_asking = False
-        for waiting in (*self._waiting.values(), *self._resolving.values()):
-            waiting.is_over = True
-        self._waiting.clear()
-        self._resolving.clear()
+        self.inputs.abandon()
         undecided, self._undecided = self._undecided, []
         way, self._way = self._way, None
         if way is not None:
@@ -174,10 +141,9 @@ class WorkerObjects:
             self._way = SharedStore(self)
         else:
             if self._own is None:
-                self._own = OwnStore(self, self._loop)
+                self._own = OwnStore(self, self.loop)
             self._way = self._own
-        fraction = INPUTS_AHEAD_FRACTION if self._way is self._own else 0.0
-        self._ahead_bytes = max(INPUTS_AHEAD_BYTES, int(self.limit * fraction))
+        self.has_own_store = self._way is self._own
         logger.debug("objects: %s", type(self._way).__name__)
         undecided, self._undecided = self._undecided, []
         for act in undecided:
@@ -196,7 +162,7 @@ class WorkerObjects:
             copy.waiting.append(then)
             return
         copy = self._copies[oid] = Copy(oid, nbytes)
-        self._copy_bytes += nbytes
+        self.copy_bytes += nbytes
         copy.waiting.append(then)
         wanted = copy
         self._with_way(lambda: self._resolve(wanted))
@@ -205,7 +171,7 @@ class WorkerObjects:
         assert self._way is not None
         self._way.resolve(copy)
 
-    def found(self, copy: Copy, path: str, data: Any, error: str) -> None:
+    def found(self, copy: Copy, path: str, data: Any, error: str, nbytes: int = 0) -> None:
         """An object is here, or is not to be had. A path is pinned until the last user has let go."""
         waiting, copy.waiting = copy.waiting, []
         if error:
@@ -213,6 +179,9 @@ class WorkerObjects:
             for then in waiting:
                 then(None, error)
             return
+        if nbytes:
+            self.copy_bytes += nbytes - copy.nbytes
+            copy.nbytes = nbytes
         copy.path, copy.data, copy.is_here, copy.store = path, data, True, self._way
         copy.users += len(waiting)
         for then in waiting:
@@ -232,12 +201,12 @@ class WorkerObjects:
     def _forget(self, copy: Copy) -> None:
         if self._copies.get(copy.oid) is copy:
             del self._copies[copy.oid]
-            self._copy_bytes -= copy.nbytes
+            self.copy_bytes -= copy.nbytes
 
     def lose_copies(self, reason: str) -> None:
         """Nothing of what is here may be used any more: the store behind it is gone."""
         copies, self._copies = self._copies, {}
-        self._copy_bytes = 0
+        self.copy_bytes = 0
         for copy in copies.values():
             for then in copy.waiting:
                 then(None, f"lost: {reason}")
@@ -251,117 +220,14 @@ class WorkerObjects:
         """The copy that somebody uses or waits for."""
         return self._copies.get(oid)
 
-    # --- tasks
-
-    def run(self, spec: int, tasks: Any) -> None:
-        """Attempts arrived, and some of them are more than plain bytes."""
-        plain: List[Tuple[int, int, Any]] = []
-        for task_id, attempt, payload in tasks:
-            oids = {} if type(payload) is bytes else sizes_of(payload)
-            if not oids:
-                plain.append((task_id, attempt, payload))
-            elif self._is_draining:
-                self._report([(task_id, attempt, _NOT_RUN, {}, 0.0)])
-            else:
-                self._waiting[(task_id, attempt)] = _Waiting(spec, task_id, attempt, payload, oids)
-        if plain:
-            self.pool.run(spec, plain)
-        self._admit()
-
-    def _admit(self) -> None:
-        """Bring in the inputs of the next tasks: those that slots are free for, and some more as far as memory allows."""
-        while self._waiting:
-            key, waiting = next(iter(self._waiting.items()))
-            if len(self._resolving) + len(self._running) >= self.pool.slots:
-                more = sum(nbytes for oid, nbytes in waiting.oids.items() if oid not in self._copies)
-                if self._copy_bytes + more > self._ahead_bytes:
-                    return
-            del self._waiting[key]
-            self._resolving[key] = waiting
-            for oid, nbytes in waiting.oids.items():
-                self.acquire(oid, nbytes, self._on_input(waiting, oid))
-
-    def _on_input(self, waiting: _Waiting, oid: int) -> OnFound:
-        def then(copy: Optional[Copy], error: str) -> None:
-            if waiting.is_over:
-                if copy is not None:
-                    self.release(oid)
-            elif copy is None:
-                self._fail(waiting, error)
-            else:
-                waiting.missing -= 1
-                waiting.held.append(oid)
-                if not copy.path:
-                    waiting.found[oid] = copy.data
-                if not waiting.missing:
-                    self._start(waiting)
-
-        return then
-
-    def _start(self, waiting: _Waiting) -> None:
-        """All inputs are here."""
-        waiting.is_over = True
-        del self._resolving[(waiting.task_id, waiting.attempt)]
-        payload = _filled(waiting.payload, waiting.found) if waiting.found else waiting.payload
-        before = self._running.pop(waiting.task_id, ())  # An attempt that was given up and has not ended.
-        self._running[waiting.task_id] = waiting.held
-        for oid in before:
-            self.release(oid)
-        self.pool.run(waiting.spec, [(waiting.task_id, waiting.attempt, payload)], is_holding=True)
-
-    def _fail(self, waiting: _Waiting, error: str) -> None:
-        from gpumesh.serialization.exceptions import dump_exception
-
-        self._drop(waiting)
-        payload = dump_exception(error_of(error))
-        self._report([(waiting.task_id, waiting.attempt, _RAISED, payload, 0.0)])
-        self._loop.call_soon(self._admit)
-
-    def _drop(self, waiting: _Waiting) -> None:
-        key = (waiting.task_id, waiting.attempt)
-        waiting.is_over = True
-        if self._waiting.pop(key, None) is None:
-            del self._resolving[key]
-        for oid in waiting.held:
-            self.release(oid)
-
-    def recall(self, tasks: Any, *, kill: bool) -> Any:
-        """The coordinator wants these back; those that the pool has are left."""
-        if not self._waiting and not self._resolving:
-            return tasks
-        status = _CANCELLED if kill else _NOT_RUN
-        left: List[Tuple[int, int]] = []
-        given_back: List[Result] = []
-        for task_id, attempt in tasks:
-            key = (task_id, attempt)
-            waiting = self._waiting.get(key) or self._resolving.get(key)
-            if waiting is None:
-                left.append(key)
-            else:
-                self._drop(waiting)
-                given_back.append((task_id, attempt, status, {}, 0.0))
-        if given_back:
-            self._report(given_back)
-            self._admit()
-        return left
-
-    def drain(self) -> None:
-        """Give back what has not reached the pool."""
-        self._is_draining = True
-        waiting = [*self._resolving.values(), *self._waiting.values()]
-        for each in waiting:
-            self._drop(each)
-        if waiting:
-            self._report([(each.task_id, each.attempt, _NOT_RUN, {}, 0.0) for each in waiting])
-
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits here and every result has been handed over."""
-        return not (self._waiting or self._resolving or (self._way is not None and not self._way.is_idle))
+        return self.inputs.is_idle and (self._way is None or self._way.is_idle)
 
     def may_be_idle(self) -> None:
         """Something that a leaving worker waits for is done."""
-        if self._is_draining:
+        if self.inputs.is_draining:
             self._on_idle()
 
     # --- the pool
@@ -376,13 +242,6 @@ class WorkerObjects:
             copy.users += 1
             account.pins[oid] = account.pins.get(oid, 0) + 1
             self.pool.send(runner, msg.ObjectAt(0, oid, copy.path, copy.nbytes, None, ""))
-
-    def inputs_free(self, task_id: int) -> None:
-        """A task has left the pool."""
-        for oid in self._running.pop(task_id, ()):
-            self.release(oid)
-        if self._waiting:
-            self._loop.call_soon(self._admit)  # Not now: the pool is in the middle of acting.
 
     def reported(self, results: List[Result]) -> None:
         """These ends of tasks were told: the coordinator lets go of the objects in them for the runners that made them."""
@@ -518,18 +377,6 @@ class WorkerObjects:
             self.pool.send(each, msg.SegmentsGone(names))
 
 
-def sizes_of(payload: Any) -> Dict[int, int]:
-    """The stored objects whose bytes a payload stands for, and their sizes."""
-    if type(payload) is Stored:
-        return {payload.oid: payload.nbytes}
-    if not isinstance(payload, tuple):
-        return {}
-    found = sizes_of(payload[0])
-    for _, part in payload[1]:
-        found.update(sizes_of(part))
-    return found
-
-
 def _take(counts: Dict[int, int], oid: int, count: int) -> int:
     """Strike up to `count` of an object from a table; how many there were."""
     held = counts.get(oid, 0)
@@ -538,16 +385,6 @@ def _take(counts: Dict[int, int], oid: int, count: int) -> int:
         return count
     counts.pop(oid, None)
     return held
-
-
-def _filled(payload: Any, found: Dict[int, Any]) -> Any:
-    """The payload with small objects in place of their names."""
-    if type(payload) is Stored:
-        return found.get(payload.oid, payload)
-    if not isinstance(payload, tuple):
-        return payload
-    inputs = tuple((place, _filled(part, found)) for place, part in payload[1])
-    return Bundle(_filled(payload[0], found), inputs, payload[2])
 
 
 def _result_oid(payload: Any) -> int:

@@ -74,8 +74,7 @@ class SharedStore:
         if kind is msg.ObjectAt:
             copy = self._locating.pop(message.number, None)
             if copy is not None:
-                copy.nbytes = message.nbytes if message.path else copy.nbytes
-                self._objects.found(copy, message.path, message.data, message.error)
+                self._objects.found(copy, message.path, message.data, message.error, message.nbytes if message.path else 0)
         elif kind is msg.SegmentCreated:
             then = self._creating.pop(message.number, None)
             if then is not None:

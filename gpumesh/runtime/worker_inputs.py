@@ -1,0 +1,208 @@
+"""Tasks of one worker that wait until their inputs are on this host, and what they hold while they are in the pool.
+
+RunTasks ──> waiting ──admitted──> resolving ──all inputs here──> pool ──ended──> let go
+                └── recalled, drained ──> NOT_RUN  └── an input is lost ──> RAISED
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+
+from gpumesh.config import MIB
+from gpumesh.model.outcomes import Status
+from gpumesh.model.payloads import Bundle, Stored
+from gpumesh.runtime.runner_objects import error_of
+from gpumesh.runtime.worker_store import Copy, OnFound
+
+if TYPE_CHECKING:
+    from gpumesh.runtime.worker_objects import WorkerObjects
+
+INPUTS_AHEAD_FRACTION = 0.25  # Of a store of our own: inputs brought here before a slot is free for their task.
+INPUTS_AHEAD_BYTES = 64 * MIB  # At least. In a store that others use too no more: what is located is pinned.
+_NOT_RUN, _CANCELLED, _RAISED = int(Status.NOT_RUN), int(Status.CANCELLED), int(Status.RAISED)
+
+Result = Tuple[int, int, int, Any, float]
+
+
+class _Waiting:
+    """A task whose inputs are not all here."""
+
+    __slots__ = ("spec", "task_id", "attempt", "payload", "oids", "missing", "held", "found", "is_over")
+
+    def __init__(self, spec: int, task_id: int, attempt: int, payload: Any, inputs: Dict[int, int]) -> None:
+        self.spec = spec
+        self.task_id = task_id
+        self.attempt = attempt
+        self.payload = payload
+        self.oids = inputs  # Object -> its size.
+        self.missing = len(inputs)
+        self.held: List[int] = []  # Those of them that are here.
+        self.found: Dict[int, Any] = {}  # Small ones, to be put in their places.
+        self.is_over = False
+
+
+class TaskInputs:
+    """An attempt that arrived is either in the pool or reported from here, once.
+
+    Args:
+        objects: Brings objects here.
+        report: Results of tasks that never reached the pool.
+    """
+
+    def __init__(self, objects: WorkerObjects, report: Callable[[List[Result]], None]) -> None:
+        self.is_draining = False
+        self._objects = objects
+        self._pool = objects.pool
+        self._report = report
+        self._waiting: OrderedDict[Tuple[int, int], _Waiting] = OrderedDict()  # (task, attempt): not admitted yet.
+        self._resolving: Dict[Tuple[int, int], _Waiting] = {}
+        self._running: Dict[int, List[int]] = {}  # Task in the pool -> the objects that it uses.
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no task waits here."""
+        return not (self._waiting or self._resolving)
+
+    def run(self, spec: int, tasks: Any) -> None:
+        """Attempts arrived, and some of them are more than plain bytes."""
+        plain: List[Tuple[int, int, Any]] = []
+        for task_id, attempt, payload in tasks:
+            oids = {} if type(payload) is bytes else sizes_of(payload)
+            if not oids:
+                plain.append((task_id, attempt, payload))
+            elif self.is_draining:
+                self._report([(task_id, attempt, _NOT_RUN, {}, 0.0)])
+            else:
+                self._waiting[(task_id, attempt)] = _Waiting(spec, task_id, attempt, payload, oids)
+        if plain:
+            self._pool.run(spec, plain)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Bring in the inputs of the next tasks: those that slots are free for, and some more as far as memory allows."""
+        while self._waiting:
+            key, waiting = next(iter(self._waiting.items()))
+            if len(self._resolving) + len(self._running) >= self._pool.slots and not self._fits_ahead(waiting):
+                return
+            del self._waiting[key]
+            self._resolving[key] = waiting
+            for oid, nbytes in waiting.oids.items():
+                self._objects.acquire(oid, nbytes, self._on_input(waiting, oid))
+
+    def _fits_ahead(self, waiting: _Waiting) -> bool:
+        objects = self._objects
+        more = sum(nbytes for oid, nbytes in waiting.oids.items() if objects.copy_of(oid) is None)
+        allowed = INPUTS_AHEAD_BYTES
+        if objects.has_own_store:
+            allowed = max(allowed, int(objects.limit * INPUTS_AHEAD_FRACTION))
+        return objects.copy_bytes + more <= allowed
+
+    def _on_input(self, waiting: _Waiting, oid: int) -> OnFound:
+        def then(copy: Optional[Copy], error: str) -> None:
+            if waiting.is_over:
+                if copy is not None:
+                    self._objects.release(oid)
+            elif copy is None:
+                self._fail(waiting, error)
+            else:
+                waiting.missing -= 1
+                waiting.held.append(oid)
+                if not copy.path:
+                    waiting.found[oid] = copy.data
+                if not waiting.missing:
+                    self._start(waiting)
+
+        return then
+
+    def _start(self, waiting: _Waiting) -> None:
+        """All inputs are here."""
+        waiting.is_over = True
+        del self._resolving[(waiting.task_id, waiting.attempt)]
+        payload = _filled(waiting.payload, waiting.found) if waiting.found else waiting.payload
+        before = self._running.pop(waiting.task_id, ())  # An attempt that was given up and has not ended.
+        self._running[waiting.task_id] = waiting.held
+        for oid in before:
+            self._objects.release(oid)
+        self._pool.run(waiting.spec, [(waiting.task_id, waiting.attempt, payload)], is_holding=True)
+
+    def _fail(self, waiting: _Waiting, error: str) -> None:
+        from gpumesh.serialization.exceptions import dump_exception
+
+        self._drop(waiting)
+        payload = dump_exception(error_of(error))
+        self._report([(waiting.task_id, waiting.attempt, _RAISED, payload, 0.0)])
+        self._objects.loop.call_soon(self._admit)
+
+    def _drop(self, waiting: _Waiting) -> None:
+        key = (waiting.task_id, waiting.attempt)
+        waiting.is_over = True
+        if self._waiting.pop(key, None) is None:
+            del self._resolving[key]
+        for oid in waiting.held:
+            self._objects.release(oid)
+
+    def recall(self, tasks: Any, *, kill: bool) -> Any:
+        """The coordinator wants these back; those that the pool has are left."""
+        if not self._waiting and not self._resolving:
+            return tasks
+        status = _CANCELLED if kill else _NOT_RUN
+        left: List[Tuple[int, int]] = []
+        given_back: List[Result] = []
+        for task_id, attempt in tasks:
+            key = (task_id, attempt)
+            waiting = self._waiting.get(key) or self._resolving.get(key)
+            if waiting is None:
+                left.append(key)
+            else:
+                self._drop(waiting)
+                given_back.append((task_id, attempt, status, {}, 0.0))
+        if given_back:
+            self._report(given_back)
+            self._admit()
+        return left
+
+    def drain(self) -> None:
+        """Give back what has not reached the pool, now and from now on."""
+        self.is_draining = True
+        waiting = [*self._resolving.values(), *self._waiting.values()]
+        for each in waiting:
+            self._drop(each)
+        if waiting:
+            self._report([(each.task_id, each.attempt, _NOT_RUN, {}, 0.0) for each in waiting])
+
+    def abandon(self) -> None:
+        """The coordinator is lost: forget them."""
+        for waiting in (*self._waiting.values(), *self._resolving.values()):
+            waiting.is_over = True
+        self._waiting.clear()
+        self._resolving.clear()
+
+    def ended(self, task_id: int) -> None:
+        """A task has left the pool."""
+        for oid in self._running.pop(task_id, ()):
+            self._objects.release(oid)
+        if self._waiting:
+            self._objects.loop.call_soon(self._admit)  # Not now: the pool is in the middle of acting.
+
+
+def sizes_of(payload: Any) -> Dict[int, int]:
+    """The stored objects whose bytes a payload stands for, and their sizes."""
+    if type(payload) is Stored:
+        return {payload.oid: payload.nbytes}
+    if not isinstance(payload, tuple):
+        return {}
+    found = sizes_of(payload[0])
+    for _, part in payload[1]:
+        found.update(sizes_of(part))
+    return found
+
+
+def _filled(payload: Any, found: Dict[int, Any]) -> Any:
+    """The payload with small objects in place of their names."""
+    if type(payload) is Stored:
+        return found.get(payload.oid, payload)
+    if not isinstance(payload, tuple):
+        return payload
+    inputs = tuple((place, _filled(part, found)) for place, part in payload[1])
+    return Bundle(_filled(payload[0], found), inputs, payload[2])
