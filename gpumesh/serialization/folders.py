@@ -203,14 +203,13 @@ class _Rules:
 def biggest(entries: List[Tuple[str, int]], count: int, show: Callable[[int], str]) -> str:
     """The heaviest of (name, bytes) for a message; small files count together, as their folder."""
     total = sum(size for _, size in entries)
-    sums: Dict[str, Tuple[int, int]] = {}
+    sums: Dict[str, List[Tuple[int, str]]] = {}
     for name, size in entries:
         is_small = size * 100 < total and "/" in name
-        key = name.rpartition("/")[0] + "/" if is_small else name
-        known = sums.get(key, (0, 0))
-        sums[key] = known[0] + size, known[1] + 1
-    heaviest = sorted(sums.items(), key=lambda item: (-item[1][0], item[0]))[:count]
-    return ", ".join(
-        f"{name} ({files} files) {show(size)}" if files > 1 or name.endswith("/") else f"{name} {show(size)}"
-        for name, (size, files) in heaviest
-    )
+        sums.setdefault(name.rpartition("/")[0] + "/" if is_small else name, []).append((size, name))
+    groups = [
+        (sum(size for size, _ in group), group[0][1] if len(group) == 1 else f"{key} ({len(group)} files)")
+        for key, group in sums.items()
+    ]
+    groups.sort(key=lambda group: (-group[0], group[1]))
+    return ", ".join(f"{label} {show(size)}" for size, label in groups[:count])
