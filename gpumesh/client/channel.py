@@ -9,8 +9,7 @@ Promises:
    waits, or the leader leaves, the I/O thread reads. Only the holder of `_role` reads and dispatches.
 4. Locks are taken in this order: `_role`, `_lock`, `link.lock`. Sinks are called with the receive lock alone, or, of tasks
    that never left this side, with none.
-5. A task that has another's result among its arguments is sent after that one, and when the coordinator no longer knows the
-   other, again, with its result. What must be stored before it can be sent is stored by the submitting thread.
+5. A task that has another's result among its arguments is sent after that one; see `client.calls` for what else there is to those.
 
     NEW ── connect ──> OPEN ── connection lost ──> LOST ── reconnected ──> OPEN
                          │                           └── too late ──> ENDED
@@ -24,27 +23,25 @@ import os
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Iterator, List, Optional, Protocol, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
+from gpumesh.client.calls import INPUT_MISSING, Calls
+from gpumesh.client.lanes import BATCH_BYTES, BATCH_TASKS, Batch, Lane, Sink, SpecHandle, in_messages
 from gpumesh.client.link import MeshLink, Poller, dial, local_facts
+from gpumesh.client.outage import Outage
 from gpumesh.client.output import OutputPrinter
 from gpumesh.client.role import ReceiveRole
-from gpumesh.config import MIB, RECONNECT_FIRST_DELAY_SECONDS, RECONNECT_MAX_DELAY_SECONDS
 from gpumesh.errors import (
     AuthenticationError,
     MeshClosedError,
     MeshError,
     MeshUnavailableError,
-    ObjectLostError,
     ObjectStoreFullError,
     ProtocolError,
-    SerializationError,
     VersionMismatchError,
 )
 from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, TaskId, show_task
 from gpumesh.model.outcomes import Status
-from gpumesh.model.payloads import payload_bytes
-from gpumesh.model.tasks import TaskSpec
 from gpumesh.network.address import Address
 from gpumesh.protocol.connection import Closed
 from gpumesh.protocol.messages import (
@@ -66,10 +63,10 @@ if TYPE_CHECKING:
     from gpumesh.client.inputs import Call
     from gpumesh.client.objects import ObjectSpace
 
+__all__ = ["AnyCondition", "Channel", "Sink", "SpecHandle"]
+
 logger = logging.getLogger("gpumesh")
 
-BATCH_TASKS = 512  # Sent as one message; hides a message's cost of tens of microseconds and keeps the workers fed meanwhile.
-BATCH_BYTES = 1 * MIB
 TRIM_TASKS = 20_000  # After so many tasks, when none is left, memory goes back to the system ...
 TRIMS = 4  # ... so many times, as the futures are dropped by and by,
 TRIM_SECONDS = 0.2  # this long apart.
@@ -83,67 +80,8 @@ _FOLLOW_SECONDS = 60.0  # Keeps a lost notification from being for ever.
 
 
 _OK = int(Status.OK)
-_REFUSED = int(Status.REFUSED)
-_INPUT_MISSING = int(Status.INPUT_MISSING)
 
 AnyCondition = Union[threading.Condition, Callable[[], threading.Condition]]
-
-
-class Sink(Protocol):
-    """Who waits for tasks: a MeshFuture, a ResultStream."""
-
-    def task_ended(self, task_id: int, status: int, payload: Any, seconds: float, worker: str) -> None:
-        """One task has ended. Called on whichever thread does the I/O, under the receive lock: quick, must not block.
-
-        Args:
-            task_id: The task; after an interrupt (Ctrl-C) the same task may be told a second time.
-            status: A `Status`.
-            payload: bytes or a StoredValue for OK, a Payload for RAISED and RETRYABLE, a dict for other statuses, or an exception
-                for failures on this side.
-            seconds: Run time inside the runner.
-            worker: Where it ran, "" if nowhere.
-        """
-
-
-class SpecHandle:
-    """One function with one set of options, known to a session under one number."""
-
-    __slots__ = ("number", "spec", "exported", "name", "session", "cargo", "lane")
-
-    def __init__(self, number: int, spec: TaskSpec, exported: Any, session: Any, cargo: Any = None) -> None:
-        self.number = number
-        self.spec = spec
-        self.exported = exported  # digest, body, ... as serialization.functions made it.
-        self.name = spec.name
-        self.session = session
-        self.cargo = cargo  # The modules that travel with it, as serialization.shipping found them; None: none.
-        self.lane: Optional[Lane] = None  # Of the channel used last.
-
-
-class Lane:
-    """Tasks of one spec that wait to be put into a message."""
-
-    __slots__ = ("channel", "handle", "ids", "payloads", "has_others", "defined_on")
-
-    def __init__(self, channel: Channel, handle: SpecHandle) -> None:
-        self.channel = channel
-        self.handle = handle
-        self.ids: List[int] = []
-        self.payloads: List[Any] = []  # One for each id.
-        self.has_others = False  # Some payloads are not plain bytes.
-        self.defined_on: Optional[MeshLink] = None  # The link whose other side knows the spec.
-
-
-class _Batch:
-    """Tasks submitted together for one sink, with consecutive ids."""
-
-    __slots__ = ("handle", "first", "payloads", "sink")
-
-    def __init__(self, handle: SpecHandle, first: int, payloads: List[Any], sink: Sink) -> None:
-        self.handle = handle
-        self.first = first
-        self.payloads = payloads  # Each is dropped when its task ends.
-        self.sink = sink
 
 
 class _Question:
@@ -187,14 +125,12 @@ class Channel:
         self._token = token
         self._name = name
         self._connect_timeout = connect_timeout
-        self._reconnect_timeout = reconnect_timeout
         self._on_workers = on_workers
         self._ended_tasks = 0  # Tasks, since memory was last trimmed.
         self._trims_left = 0
         self._trim_at = 0.0
-        self._pending: Dict[int, Any] = {}  # task id -> (handle, payload, sink) or _Batch; a payload is bytes or a Call.
-        self._held: Dict[int, None] = {}  # Pending, and not with the coordinator: some input is not known there.
-        self._resent: Dict[int, None] = {}  # Pending, and sent again because of that.
+        self._pending: Dict[int, Any] = {}  # task id -> (handle, payload, sink) or Batch; a payload is bytes or a Call.
+        self._calls = Calls(self, keep=reconnect_timeout > 0)
         self._next_id = self.client << SEQUENCE_BITS
         self._lanes: Dict[int, Lane] = {}  # by spec number
         self._dirty: List[Lane] = []  # Lanes with tasks, in the order of their first.
@@ -203,7 +139,6 @@ class Channel:
         self._cancelling: Dict[int, None] = {}
         self._questions: Dict[int, _Question] = {}
         self._next_question = 0
-        self._failures: Deque[Tuple[int, int, Any]] = deque()  # Tasks that ended here, whose sinks are to be told.
         self._objects: Optional[ObjectSpace] = None  # Made at its first use.
         self._lock = threading.Lock()
         self._role = ReceiveRole(Channel._lead.__code__, Channel._run.__code__, Channel._finish.__code__)
@@ -211,9 +146,7 @@ class Channel:
         self._results: Optional[Tuple[str, Iterator[Any]]] = None  # The batch that is being dispatched.
         self._link: Optional[MeshLink] = None
         self._link_changed = threading.Condition()
-        self._lost_at = 0.0
-        self._retry_at = 0.0
-        self._retry_delay = 0.0
+        self._outage = Outage(reconnect_timeout)
         self._is_woken = False  # The I/O thread has been told that lanes are dirty.
         self._refusals = 0
         self._coded_on: Optional[MeshLink] = None
@@ -301,7 +234,7 @@ class Channel:
             if type(payload) is bytes:
                 size += len(payload)
             else:
-                calls[position] = self._settled(payload)
+                calls[position] = self._calls.settled(payload)
         link = self._link
         if link is not None and link.wants_write and link.is_congested_for(size):
             self._wait_until_drained(link, size)
@@ -313,7 +246,7 @@ class Channel:
                 count = len(payloads)
                 ids = range(first, first + count)
                 self._next_id = first + count
-                self._pending.update(dict.fromkeys(ids, _Batch(handle, first, payloads, sink)))
+                self._pending.update(dict.fromkeys(ids, Batch(handle, first, payloads, sink)))
                 lane = handle.lane
                 if lane is None or lane.channel is not self:
                     lane = self._lane(handle)
@@ -332,14 +265,14 @@ class Channel:
                 self._cut()
                 raise
         for position in calls:
-            self._watch_if_held(first + position, payloads[position])
-        self._tell_failures()
+            self._calls.watch_if_held(first + position, payloads[position])
+        self._calls.tell_ended()
         return first
 
     # --- calls that are more than bytes
 
     def _submit_call(self, handle: SpecHandle, call: Call, sink: Sink) -> int:
-        error = self._settled(call)
+        error = self._calls.settled(call)
         if isinstance(error, ObjectStoreFullError):
             raise error
         with self._lock:
@@ -359,33 +292,25 @@ class Channel:
             except BaseException:
                 self._cut()
                 raise
-        self._watch_if_held(task_id, call)
-        self._tell_failures()
+        self._calls.watch_if_held(task_id, call)
+        self._calls.tell_ended()
         return task_id
-
-    def _settled(self, call: Call) -> Optional[BaseException]:
-        """Store what is large in a call; the error that it is to end with, if any. Blocks."""
-        from gpumesh.client.inputs import InputError
-
-        try:
-            call.settle(self.objects, keep=self._reconnect_timeout > 0)
-        except InputError as failed:
-            return failed.error
-        except (ObjectStoreFullError, SerializationError, ObjectLostError, MemoryError) as error:
-            return error
-        return None
 
     def _queue(self, task_id: int, lane: Lane, payload: Any, error: Optional[BaseException]) -> None:
         """A pending task goes into its lane, or is held back. Under `_lock`."""
         if type(payload) is not bytes:
             if error is not None:
-                self._end_soon(task_id, _REFUSED, error)
+                self._end_soon(task_id, int(Status.REFUSED), error)
                 return
             if payload.waits and self._dirty and self._dirty != [lane]:
                 self._send_lanes()  # What it waits for may be in another lane: that is to arrive first.
-            payload = payload.wire(self.client)
+            if payload.stored is not None and payload.is_stale(self._objects):
+                payload.unsettle()
+                payload = None
+            else:
+                payload = payload.wire(self.client)
             if payload is None:
-                self._held[task_id] = None
+                self._calls.held[task_id] = None
                 return
             lane.has_others = True
         if not lane.ids:
@@ -393,91 +318,40 @@ class Channel:
         lane.ids.append(task_id)
         lane.payloads.append(payload)
 
-    def _watch_if_held(self, task_id: int, call: Call) -> None:
-        """Go on with a task that is held back when one of its inputs ends."""
-        if task_id in self._held:
-            missing = call.missing()
-            for future in missing:
-                future.add_done_callback(lambda _: self._go_on(task_id, call))
-            if not missing:
-                self._go_on(task_id, call)
-
-    def _go_on(self, task_id: int, call: Call) -> None:
-        """Some input of a task that is held back has ended. On any thread, quick."""
-        if task_id not in self._held:
-            return
-        error = call.failure()
-        if error is not None:
-            if self._held.pop(task_id, self) is None:
-                self._end_task(task_id, _REFUSED, error)
-        elif not call.missing() and self._held.pop(task_id, self) is None:
-            if call.is_ready:
-                self._prepare([task_id], self._link)
-                self.flush()
-            else:
-                self._prepare_aside([task_id], self._link)
-
-    def _prepare_aside(self, task_ids: List[int], link: Optional[MeshLink]) -> None:
-        """`_prepare` on a thread of its own: it may take time, and wait for answers."""
-
-        def prepare() -> None:
-            self._prepare(task_ids, link)
-            self.flush()
-
-        threading.Thread(target=prepare, name="gpumesh-inputs", daemon=True).start()
-
-    def _prepare(self, task_ids: List[int], link: Optional[MeshLink]) -> None:
-        """Queue tasks whose inputs were not all known, unless the connection changes meanwhile: then all is sent again anyway."""
-        for task_id in task_ids:
-            entry = self._pending.get(task_id)
-            if entry is None:
-                continue
-            handle, call = entry[:2] if type(entry) is tuple else (entry.handle, entry.payloads[task_id - entry.first])
-            if call is None:
-                continue  # It has ended this moment.
-            try:
-                error = self._settled(call)
-            except MeshError as failure:  # The mesh is gone.
-                error = failure
-            with self._lock:
-                if self._link is not link or self.end is not None:
-                    return
-                if task_id in self._pending:
-                    self._queue(task_id, self._lane(handle), call, error)
-            self._watch_if_held(task_id, call)
-        self._tell_failures()
-
-    def _on_input_trouble(self, task_id: int, call: Call, status: int, details: Dict[str, Any]) -> None:
-        """The coordinator did not run a task because of an input: it no longer has that, or that has failed."""
-        with self._lock:
-            is_unwanted = self._cancelling.pop(task_id, self) is None
-            if not is_unwanted:
-                self._held[task_id] = None
-        if is_unwanted:
-            self._end_task(task_id, Status.CANCELLED, {"reason": ""})
-            return
-        producer = details.get("input", 0)
-        future = call.input_of(producer)
-        if status == _INPUT_MISSING:
-            self._resent[task_id] = None
-            missing = call.missing()
-            if call.is_ready and all(other.task_id in self._resent for other in missing) and call.failure() is None:
-                del self._held[task_id]  # It follows those that were in the same situation a moment ago.
-                self._prepare([task_id], self._link)
-            else:
-                self._watch_if_held(task_id, call)
-            return
-        if future is not None and not future.done():
-            self._watch_if_held(task_id, call)
-            return
-        error = call.failure() or MeshError(f"task {show_task(TaskId(task_id))} was not run: a task among its arguments failed")
-        if self._held.pop(task_id, self) is None:
-            self._end_task(task_id, Status.REFUSED, error)
-
     def _end_soon(self, task_id: int, status: int, payload: Any) -> None:
-        """A task has ended here: its sink is told by whoever comes to `_tell_failures` first, the I/O thread at the latest."""
-        self._failures.append((task_id, status, payload))
+        """A task has ended on this side: its sink is told in a moment, when no lock is held."""
+        self._calls.end_soon(task_id, status, payload)
         self._poller.wake()
+
+    # --- for client.calls
+
+    def call_of(self, task_id: int) -> Optional[Call]:
+        """The call of a task that has not ended."""
+        entry = self._pending.get(task_id)
+        if entry is None:
+            return None
+        call: Optional[Call] = entry[1] if type(entry) is tuple else entry.payloads[task_id - entry.first]
+        return call
+
+    def queue_again(self, task_id: int, call: Call, error: Optional[BaseException], link: Optional[MeshLink]) -> bool:
+        """Queue a pending task again, or let it end with `error`; False if the connection is not `link` any more."""
+        with self._lock:
+            if self._link is not link or self.end is not None:
+                return False
+            entry = self._pending.get(task_id)
+            if entry is not None:
+                self._queue(task_id, self._lane(entry[0] if type(entry) is tuple else entry.handle), call, error)
+        return True
+
+    def take_cancelled(self, task_id: int) -> bool:
+        """Whether the end of the task was asked for; nobody else is to see to that then."""
+        with self._lock:
+            return self._cancelling.pop(task_id, self) is None
+
+    @property
+    def link(self) -> Optional[MeshLink]:
+        """The connection; None while it is lost."""
+        return self._link
 
     # --- objects
 
@@ -569,14 +443,14 @@ class Channel:
                 lane.defined_on = link
             if lane.has_others or len(ids) > BATCH_TASKS:
                 lane.has_others = False
-                messages.extend(_in_messages(lane.handle.number, ids, payloads))
+                messages.extend(in_messages(lane.handle.number, ids, payloads))
             else:
                 messages.append(SubmitTasks(lane.handle.number, ids, payloads))
             try:
                 link.send(messages)
             except ProtocolError as error:
-                self._failures.extend((task_id, _REFUSED, error) for task_id in ids)
-                self._poller.wake()
+                for task_id in ids:
+                    self._end_soon(task_id, int(Status.REFUSED), error)
 
     def _add_code(self, link: MeshLink, cargo: Any, messages: List[Any]) -> None:
         """The same modules are sent once on a connection, whatever number of functions they come with."""
@@ -710,15 +584,16 @@ class Channel:
             if results is not None:
                 worker, iterator = results
                 has_partial_lines = self.output.partial
+                resent = self._calls.resent
                 for task_id, status, payload, seconds in iterator:
                     entry = pending.get(task_id)
                     if type(payload) is not bytes and status == _OK:
                         payload = self.objects.received(payload)  # Also where nobody wants it: it was granted to us.
                     if entry is None:
                         continue
-                    if status >= _INPUT_MISSING:
+                    if status >= INPUT_MISSING:
                         call = entry[1] if type(entry) is tuple else entry.payloads[task_id - entry.first]
-                        self._on_input_trouble(task_id, call, status, payload)
+                        self._calls.on_trouble(task_id, call, status, payload)
                         continue
                     if has_partial_lines:
                         self.output.task_ended(task_id)
@@ -728,13 +603,13 @@ class Channel:
                         entry.sink.task_ended(task_id, status, payload, seconds, worker)
                         entry.payloads[task_id - entry.first] = None
                     pending.pop(task_id, None)  # Only now: an interrupt in between makes it be submitted again.
-                    if self._resent:
-                        self._resent.pop(task_id, None)
+                    if resent:
+                        resent.pop(task_id, None)
                 if self._cancelling:
                     self._cancelling = {task_id: None for task_id in self._cancelling if task_id in pending}
                 self._results = None
             if not inbox:
-                if self._dirty and self._resent:
+                if self._calls.resent and self._dirty:
                     self.flush()
                 if not pending and (self._trims_left or self._ended_tasks >= TRIM_TASKS):
                     self._trim_soon()
@@ -777,9 +652,9 @@ class Channel:
         """Ask for the end of these tasks; each still ends at its sink, as CANCELLED or with a result that was faster."""
         with self._lock:
             ids = [task_id for task_id in task_ids if task_id in self._pending and task_id not in self._cancelling]
-            if self._held:  # The coordinator knows nothing of these.
+            if self._calls.held:  # The coordinator knows nothing of these.
                 for task_id in ids:
-                    if self._held.pop(task_id, self) is None:
+                    if self._calls.let_go(task_id):
                         self._end_soon(task_id, int(Status.CANCELLED), {"reason": ""})
                 ids = [task_id for task_id in ids if task_id in self._pending]
             if not ids:
@@ -884,11 +759,11 @@ class Channel:
         link = self._link
         now = time.monotonic()
         if link is None:
-            if now >= self._retry_at:
+            if now >= self._outage.next_at:
                 self._reconnect(now)
                 return
-            self._poller.wait(self._retry_at - now)
-            self._tell_failures()
+            self._poller.wait(self._outage.next_at - now)
+            self._calls.tell_ended()
             return
         self._poller.set_write(link.wants_write)
         due = link.connection.next_deadline()
@@ -900,7 +775,7 @@ class Channel:
         if woken:
             self._is_woken = False
             self.flush()
-            self._tell_failures()
+            self._calls.tell_ended()
             objects = self._objects
             if objects is not None and objects.has_chores:
                 self.post(link, ())
@@ -946,16 +821,8 @@ class Channel:
                 self._inbox.append(_INTERRUPTED)
             self._dispatch()
 
-    def _tell_failures(self) -> None:
-        """Tasks that ended on this side, told to their sinks. On any thread, with no lock."""
-        while self._failures:
-            try:
-                failure = self._failures.popleft()
-            except IndexError:
-                return  # Another thread was faster.
-            self._end_task(*failure)
-
-    def _end_task(self, task_id: int, status: int, payload: Any) -> None:
+    def end_task(self, task_id: int, status: int, payload: Any) -> None:
+        """A task has ended otherwise than by a result."""
         entry = self._pending.pop(task_id, None)
         if entry is not None:
             sink: Sink = entry[2] if type(entry) is tuple else entry.sink
@@ -981,8 +848,7 @@ class Channel:
             self._poller.forget()
             self._inbox.clear()
             self._results = None
-            self._lost_at = self._retry_at = time.monotonic()
-            self._retry_delay = RECONNECT_FIRST_DELAY_SECONDS
+            self._outage.begin(time.monotonic())
             self._link = None  # Last: from now on the I/O thread tries to connect.
             questions, self._questions = self._questions, {}
         link.close("lost")
@@ -991,12 +857,12 @@ class Channel:
             self._objects.on_lost()
         for question in questions.values():
             question.answer(None, self._unreachable_now())
-        logger.warning("lost the coordinator at %s (%s); retrying for %g s", self.address, error, self._reconnect_timeout)
+        logger.warning("lost the coordinator at %s (%s); retrying for %g s", self.address, error, self._outage.patience)
         self._poller.wake()
 
     def _reconnect(self, now: float) -> None:
         """One attempt, on the I/O thread."""
-        left = self._lost_at + self._reconnect_timeout - now
+        left = self._outage.left(now)
         try:
             if left <= 0:
                 raise MeshUnavailableError("too late")
@@ -1007,18 +873,13 @@ class Channel:
             self._finish(error)
             return
         except MeshError as error:
-            if left <= self._retry_delay:
+            if not self._outage.failed(left, time.monotonic(), os.urandom(1)[0] / 255):
                 self._finish(
                     MeshUnavailableError(
-                        f"the coordinator at {self.address} was lost and did not come back within {self._reconnect_timeout:g} s ({error}); "
+                        f"the coordinator at {self.address} was lost and did not come back within {self._outage.patience:g} s ({error}); "
                         "start it again with `gpumesh serve` and submit again"
                     )
                 )
-                return
-            self._retry_at = time.monotonic() + self._retry_delay * (
-                0.5 + os.urandom(1)[0] / 255
-            )  # Clients do not come back all at once.
-            self._retry_delay = min(2 * self._retry_delay, RECONNECT_MAX_DELAY_SECONDS)
             return
         self._role.take()
         try:
@@ -1041,11 +902,10 @@ class Channel:
                 return
             self.workers = workers
             unsent = {task_id for lane in self._lanes.values() for task_id in lane.ids}
+            unsent.update(self._calls.forget())
             for lane in self._lanes.values():
-                lane.ids, lane.payloads, lane.has_others = [], [], False
+                lane.clear()
             self._dirty = []
-            unsent.update(self._held)
-            self._held, self._resent = {}, {}
             for task_id, entry in self._pending.items():
                 if type(entry) is tuple:
                     handle, payload, _ = entry
@@ -1076,16 +936,16 @@ class Channel:
         with self._link_changed:
             self._link_changed.notify_all()
         if calls:
-            self._prepare_aside(calls, link)
+            self._calls.prepare_aside(calls, link)
         logger.warning("the coordinator at %s is back", self.address)
         for task_id, name in at_most_once:
             error = MeshUnavailableError(
                 f"the coordinator was lost while task {show_task(TaskId(task_id))} ({name}) may have been running; retries=0 means "
                 "at most once, so it is not started again"
             )
-            self._end_task(task_id, Status.LOST, error)
+            self.end_task(task_id, Status.LOST, error)
         for task_id in cancelled:
-            self._end_task(task_id, Status.CANCELLED, {"reason": ""})
+            self.end_task(task_id, Status.CANCELLED, {"reason": ""})
 
     # --- the end
 
@@ -1112,7 +972,7 @@ class Channel:
             self._inbox.clear()
             self._results = None
             for task_id in list(self._pending):
-                self._end_task(task_id, Status.LOST, error)
+                self.end_task(task_id, Status.LOST, error)
         finally:
             if has_role:
                 self._give_role()
@@ -1133,16 +993,3 @@ class Channel:
             self._link.release()
         self._poller.release()
         return [(task_id, entry[2] if type(entry) is tuple else entry.sink) for task_id, entry in self._pending.items()]
-
-
-def _in_messages(number: int, ids: List[int], payloads: List[Any]) -> Iterator[SubmitTasks]:
-    """Tasks as messages of bounded size; a large one goes alone so that small ones need not wait behind it."""
-    first = size = 0
-    for position, payload in enumerate(payloads):
-        own = payload_bytes(payload)
-        if position > first and (position - first >= BATCH_TASKS or size + own > BATCH_BYTES):
-            yield SubmitTasks(number, ids[first:position], payloads[first:position])
-            first, size = position, 0
-        size += own
-    if first < len(ids):
-        yield SubmitTasks(number, ids[first:], payloads[first:])

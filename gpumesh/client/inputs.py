@@ -35,9 +35,10 @@ class Call:
         refs: ObjectRefs somewhere inside `value`.
         nbytes: Size of `value`.
         stored: The object that `value` has become.
+        renewals: How often its space had been renewed before it became that.
     """
 
-    __slots__ = ("value", "inputs", "refs", "nbytes", "stored")
+    __slots__ = ("value", "inputs", "refs", "nbytes", "stored", "renewals")
 
     def __init__(self, value: Any, inputs: Sequence[Tuple[Place, Any]] = (), refs: Sequence[ObjectRef] = ()) -> None:
         self.value = value
@@ -45,6 +46,7 @@ class Call:
         self.refs = list(refs)
         self.nbytes = payload_bytes(value)
         self.stored: Optional[ObjectRef] = None
+        self.renewals = 0
 
     # --- getting it ready: this may block, and runs the user's code
 
@@ -82,8 +84,13 @@ class Call:
         if self.stored is not None and self.stored.space is not space:
             self.unsettle()
         if self.stored is None and is_large(self.value):
+            self.renewals = space.renewals
             self.stored = space.store(self.value, self.refs)
             self.value = _kept(self.value) if keep else None
+
+    def is_stale(self, space: ObjectSpace) -> bool:
+        """Whether the coordinator was lost while its arguments were stored: they are to be stored again."""
+        return self.stored is not None and self.renewals != space.renewals
 
     def unsettle(self) -> None:
         """The coordinator that knew its objects is gone: they are to be stored again.

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Se
 
 from gpumesh.config import FETCH_WINDOW_BYTES, INLINE_VALUE_BYTES, KIB, MIB
 from gpumesh.errors import MeshError, ObjectLostError, ObjectStoreFullError
+from gpumesh.model.ids import SEQUENCE_BITS
 from gpumesh.model.payloads import OutOfBand, Stored, payload_bytes
 from gpumesh.protocol.connection import OBJECT_TRANSFER, ObjectDelivered
 from gpumesh.protocol.messages import (
@@ -153,6 +154,7 @@ class ObjectSpace:
         self._writer: Optional[SegmentWriter] = None
         self._writing = threading.Lock()
         self._gone_segments: Deque[str] = deque()
+        self.renewals = 0  # Connections that were lost and found again.
 
     # --- for users
 
@@ -200,12 +202,12 @@ class ObjectSpace:
         parts = [payload] if type(payload) is bytes else payload.parts
         nbytes = container_bytes(parts)
         oids = list(dict.fromkeys(ref.oid for ref in inner))
-        oid = self._channel.client << 32 | next(self._sequence)
         while True:
             link = self._channel.await_link(None)
+            oid = self._channel.client << SEQUENCE_BITS | next(self._sequence)
             try:
                 if type(payload) is bytes and len(payload) < INLINE_VALUE_BYTES:
-                    self._channel.post(link, [PutObject(oid, nbytes, "", payload, oids)])
+                    self._post(link, [PutObject(oid, nbytes, "", payload, oids)])
                 elif self._shares_host(link):
                     self._store_here(link, oid, nbytes, parts, oids)
                 else:
@@ -239,7 +241,7 @@ class ObjectSpace:
                     "drop references that are not needed, or give the store less memory with --object-memory"
                 ) from error
             raise
-        self._channel.post(link, [written])
+        self._post(link, [written])
 
     def _store_there(self, link: MeshLink, oid: int, nbytes: int, parts: List[Any], oids: List[int]) -> None:
         self._sources[oid] = parts
@@ -400,8 +402,7 @@ class ObjectSpace:
             return not missing
 
         try:
-            if not self._channel.post(link, messages):
-                raise _ConnectionLost
+            self._post(link, messages)
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._channel.drive_until(are_there, self._condition, left):
                 raise FutureTimeoutError("the value is not here yet; ask again later, or give it more time")
@@ -412,6 +413,10 @@ class ObjectSpace:
         if None in events:
             raise _ConnectionLost
         return events
+
+    def _post(self, link: MeshLink, messages: List[Any]) -> None:
+        if not self._channel.post(link, messages):
+            raise _ConnectionLost
 
     def _error_of(self, text: str, oid: int) -> MeshError:
         kind, _, reason = text.partition(": ")
@@ -529,6 +534,7 @@ class ObjectSpace:
 
     def renew(self) -> None:
         """A new connection: what lives here is to be held there anew."""
+        self.renewals += 1
         self.table.renew()
         with self._writing:
             if self._writer is not None:

@@ -457,3 +457,27 @@ def test_many_threads_chain_calls(mesh: FakeMesh, session: Session) -> None:
 def test_the_size_of_a_call_counts_its_arguments() -> None:
     assert call(np.zeros(1_000_000)).nbytes > 8_000_000
     assert isinstance(call(np.zeros(1_000_000)), Call)
+
+
+def test_a_coordinator_lost_between_storing_and_sending_is_asked_to_store_again(mesh: FakeMesh) -> None:
+    session = connect(mesh, reconnect_timeout=30.0)
+    packed = call(np.arange(100_000))
+
+    class Slow(Call):
+        __slots__ = ()
+
+        def settle(self, space: Any, *, keep: bool) -> None:
+            super().settle(space, keep=keep)
+            if len(lost) == 0:
+                lost.append(self.stored.oid)  # type: ignore[union-attr]
+                mesh.until(lambda: mesh.objects.pop(lost[0], None) is not None)
+                mesh.drop()
+                assert until(lambda: space.renewals == 1)
+
+    lost: List[int] = []
+    packed.__class__ = Slow
+    future = start(session, payload=packed)
+    payload = arrived(mesh, future)
+    assert payload.oid not in lost
+    assert loads(OutOfBand(mesh.parts_of(payload.oid)))[0][0][5] == 5
+    session.close()
