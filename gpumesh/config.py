@@ -66,7 +66,9 @@ REVOKE_SETTLE_SECONDS = 0.01  # After raising the revoke mark; far above any sto
 RESULT_FLUSH_SECONDS = 0.0005  # A runner holds finished results of short tasks this long at most.
 CANCEL_GRACE_SECONDS = 1.0  # From the interrupt to the kill.
 DRAIN_SECONDS = 30.0
-KIND_PATIENCE_SECONDS = 1.0  # How long tasks that fit the runners that are here may overtake one that needs another kind.
+KIND_PATIENCE_SECONDS = (
+    1.0  # So long a task waits for a busy process of its kind, or is overtaken: what another, warm one costs.
+)
 RUNNER_START_SECONDS = 60.0
 RUNNER_RESTART_DELAYS_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 STDERR_TAIL_BYTES = 4 * KIB

@@ -60,14 +60,18 @@ def loading_error(what: str, error: Exception) -> Exception:
     """
     if isinstance(error, (MeshError, MemoryError)):
         return error
-    module = _module_in(error)
+    module = _module_in(error) or _raised_in(error)
     package = "" if module.partition(".")[0] in _NOBODYS else package_of(module)
     here = show_version(module.partition(".")[0]) if package else ""
+    version = f" ({package} is {here} here)" if package else ""
     if isinstance(error, ModuleNotFoundError) and module and here in ("", NOT_INSTALLED):
         reason = f"module '{module}' is not installed here; install '{package or module}' on this machine, or send plain data instead"
     elif isinstance(error, (ImportError, AttributeError)):
-        version = f" ({package} is {here} here)" if package else ""
         reason = f"{error}{version}; the code differs between the machines: bring both to the same version"
+    elif package:
+        reason = (
+            f"{type(error).__name__}: {error}{version}; if the versions differ between the machines, bring both to the same one"
+        )
     else:
         reason = f"{type(error).__name__}: {error}; its class cannot be rebuilt from its pickle: give it a __reduce__, or send plain data"
     failure = SerializationError(f"{what} cannot be rebuilt here: {reason}")
@@ -84,6 +88,17 @@ def _module_in(error: Exception) -> str:
 
     found = re.search(_MODULE_IN_TEXT, str(error)) if isinstance(error, (ImportError, AttributeError)) else None
     return found.group(1) if found else ""
+
+
+def _raised_in(error: Exception) -> str:
+    """The module of an installed package that raised it; "" for other code."""
+    module = ""
+    trace = error.__traceback__
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__") or "")
+        trace = trace.tb_next
+    top = module.partition(".")[0]
+    return module if top not in ("", "gpumesh") and version_of(top) else ""
 
 
 def host_name() -> str:

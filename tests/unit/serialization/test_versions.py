@@ -118,3 +118,22 @@ def test_code_of_another_python_is_refused_before_it_can_do_harm(monkeypatch: py
 
     with pytest.raises(VersionMismatchError, match=rf"code of Python 3\.\d+ cannot run here, on Python 3\.8 of {host_name()}"):
         values.loads(payload)
+
+
+def test_an_error_out_of_a_package_names_it() -> None:
+    import pandas
+
+    try:
+        pandas.DataFrame({"a": [1]}).__getitem__("b")
+    except KeyError as error:
+        failure = loading_error("the result", error)
+
+    assert isinstance(failure, SerializationError)
+    assert failure.package == "pandas"
+    assert f"(pandas is {pandas.__version__} here); if the versions differ" in str(failure)
+
+
+def test_an_error_out_of_ones_own_code_names_no_package() -> None:
+    with pytest.raises(SerializationError, match="ValueError: odd; its class cannot be rebuilt") as caught:
+        values.loads(pickle.dumps(Broken(ValueError("odd")), 5))
+    assert caught.value.package == ""
