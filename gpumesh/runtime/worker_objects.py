@@ -89,12 +89,12 @@ class WorkerObjects:
         self.link = None
         self._is_asking = False
         self.inputs.abandon()
-        undecided, self._undecided = self._undecided, []
         way, self._way = self._way, None
         if way is not None:
             way.disconnected()
-        elif undecided:
-            self.lose_copies("the connection to the coordinator was lost")
+        else:  # It was not known yet. What runners want to write stays asked for.
+            for copy in [copy for copy in self._copies.values() if not copy.is_here]:
+                self.found(copy, "", None, "lost: the connection to the coordinator was lost")
         self._results.clear()
         for account in self._accounts.values():
             account.grants.clear()
@@ -169,7 +169,8 @@ class WorkerObjects:
 
     def _resolve(self, copy: Copy) -> None:
         assert self._way is not None
-        self._way.resolve(copy)
+        if self._copies.get(copy.oid) is copy:  # Otherwise it was given up meanwhile.
+            self._way.resolve(copy)
 
     def found(self, copy: Copy, path: str, data: Any, error: str, nbytes: int = 0) -> None:
         """An object is here, or is not to be had. A path is pinned until the last user has let go."""
