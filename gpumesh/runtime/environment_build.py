@@ -13,6 +13,7 @@ Standard output carries, for a failure, the reason and the installer's last line
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -54,7 +55,8 @@ def main() -> None:
     try:
         build(request["folder"], request["packages"], request["paths"], seconds=request["seconds"], starter=request["starter"])
     except (BuildError, OSError) as error:
-        sys.stdout.write(f"{error}\n")
+        with contextlib.suppress(BrokenPipeError):  # The worker is gone.
+            os.write(1, f"{error}\n".encode())
         sys.exit(1)
 
 
