@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from gpumesh.client.futures import MeshFuture
 from gpumesh.client.objects import ObjectSpace, StoredValue
-from gpumesh.config import INLINE_VALUE_BYTES
+from gpumesh.config import INLINE_VALUE_BYTES, MAX_KEPT_ARGUMENTS_BYTES
 from gpumesh.errors import MeshError, MeshUnavailableError
 from gpumesh.model.ids import SEQUENCE_BITS
 from gpumesh.model.outcomes import Status
@@ -86,7 +86,7 @@ class Call:
         if self.stored is None and is_large(self.value):
             self.renewals = space.renewals
             self.stored = space.store(self.value, self.refs)
-            self.value = _kept(self.value) if keep else None
+            self.value = _kept(self.value) if keep and self.stored.nbytes <= MAX_KEPT_ARGUMENTS_BYTES else None
 
     def is_stale(self, space: ObjectSpace) -> bool:
         """Whether the coordinator was lost while its arguments were stored: they are to be stored again."""

@@ -13,6 +13,7 @@ import os
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
+from gpumesh.config import FREE_SEGMENTS_SECONDS
 from gpumesh.errors import MeshError, ObjectLostError, ObjectStoreFullError
 from gpumesh.model.resources import show_bytes
 from gpumesh.store.segments import NO_SPACE, KeptMaps, StoreFolder, create_segment
@@ -89,6 +90,7 @@ class ObjectStore:
         self._gone: Dict[str, List[str]] = {}
         self._dropped: List[int] = []
         self._closed = False
+        self._used_at = 0.0  # When a segment was last asked for.
 
     @property
     def folder(self) -> StoreFolder:
@@ -120,6 +122,7 @@ class ObjectStore:
         if self._table.find(oid) is not None:
             raise ValueError(f"object {oid:#x} exists already")
         self._look_at_space()
+        self._used_at = self._now()
         self._creating[oid] = (then, nbytes)
         self._act(self._table.create(oid, nbytes, writer=writer, now=self._now(), is_copy=is_copy))
 
@@ -232,14 +235,19 @@ class ObjectStore:
         deadline = self._table.next_deadline()
         if deadline is not None and self._table.room < self._table.limit:
             return min(deadline, self._now() + LOOK_AGAIN_SECONDS)
+        if self._table.free_bytes:
+            idle_at = self._used_at + FREE_SEGMENTS_SECONDS
+            return idle_at if deadline is None else min(deadline, idle_at)
         return deadline
 
     def on_time(self, now: float) -> None:
-        """Refuse what has waited too long for room."""
+        """Refuse what has waited too long for room; give back what nobody has used for long."""
         if self._table.has_waiting:
             self._look_at_space()
             self._act(self._table.serve(now))
             self._act(self._table.on_time(now))
+        elif self._table.free_bytes and now >= self._used_at + FREE_SEGMENTS_SECONDS:
+            self._act(self._table.forget_free())
 
     # --- what a person wants to know
 

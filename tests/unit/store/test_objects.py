@@ -11,6 +11,7 @@ from typing import Callable, Iterator, List, Optional
 
 import pytest
 
+from gpumesh.config import FREE_SEGMENTS_SECONDS
 from gpumesh.errors import ObjectLostError, ObjectStoreFullError
 from gpumesh.store.container import container_bytes
 from gpumesh.store.objects import OWNER
@@ -99,6 +100,19 @@ def test_a_freed_segment_is_used_again_by_its_writer(make_owner: MakeOwner) -> N
 
     assert len(set(paths)) == 1
     assert segments_of(owner) == [os.path.basename(paths[0])]
+
+
+def test_freed_segments_that_nobody_uses_go_back_to_the_system(make_owner: MakeOwner) -> None:
+    owner = make_owner(4)
+    path = owner.put(1, payload(1, SIZE))
+    owner.store.discard(1)
+    assert owner.store.next_deadline() == FREE_SEGMENTS_SECONDS
+    owner.time = FREE_SEGMENTS_SECONDS
+    owner.store.on_time(owner.time)
+    owner.until(lambda: not Path(path).exists())
+    assert owner.store.usage()["free"] == 0
+    assert owner.gone == [("a", [Path(path).name])]
+    assert owner.store.next_deadline() is None
 
 
 def test_twenty_times_the_limit_goes_through_and_every_byte_comes_back(make_owner: MakeOwner) -> None:
