@@ -97,6 +97,7 @@ UNFILLED_BYTES = 32 * MIB  # Memory held for chunks that have not come yet; a la
 
 MAX_WINDOW_BYTES = 32 * MIB  # Of one object: 300 MB/s at a round trip of 100 ms.
 SHORT_WINDOW_BYTES = 1 * MIB  # Left to each object when many share the link.
+STALL_SECONDS = 0.002  # A shorter silence is the other process waiting for a processor.
 STALL_FRACTION = 0.25  # Of the time that two windows took: waiting longer for credit, the window doubles.
 OBJECT_CHUNK_BYTES = 512 * 1024  # Of an object: what one process writes while the other reads stays in the processor's cache.
 OBJECT_TRANSFER = 1 << 31  # Set in the number of every transfer that answers a FetchObject, in no other.
@@ -886,7 +887,8 @@ class Connection:
             target.round_start = now
         elif target.edges and offset == target.edges[0]:
             target.edges.popleft()
-            target.stalled_seconds += self._silent_seconds
+            if self._silent_seconds > STALL_SECONDS:
+                target.stalled_seconds += self._silent_seconds
         if target.filled - target.round_offset >= 2 * target.window:
             if target.stalled_seconds > STALL_FRACTION * (now - target.round_start):
                 target.window = max(target.window, min(2 * target.window, MAX_WINDOW_BYTES))

@@ -431,10 +431,14 @@ class SegmentsGone(NamedTuple):
 
 @message(0x72)
 class DefineCode(NamedTuple):
-    """client -> coordinator -> worker: modules that travel with functions, by content. `archive` is a zip file."""
+    """client -> coordinator -> worker -> runner: modules that travel with functions, by content.
+
+    Either some files, packed, which need nothing; or a list of what was packed so, which needs those.
+    """
 
     digest: bytes
     archive: Any  # Payload
+    needs: Tuple[bytes, ...] = ()  # Digests of other DefineCode that have come before, and need nothing themselves.
 
 
 # --- questions
