@@ -218,8 +218,8 @@ def make_ref(oid: int, nbytes: int) -> ObjectRef:
 
 
 def show_object(oid: int) -> str:
-    """The form people read and type: `o-1a2b3c4d-17`."""
-    return f"o-{oid >> 32:08x}-{oid & 0xFFFFFFFF}"
+    """The form people read: 16 hexadecimal digits, as `gpumesh objects` shows them."""
+    return f"{oid:016x}"
 
 
 # --- what is pickled

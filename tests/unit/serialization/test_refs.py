@@ -223,7 +223,7 @@ def test_equality_hash_and_words(space: FakeSpace) -> None:
     assert ref == ObjectRef(0x1A2B3C4D_00000011, 0)
     assert ref != ObjectRef(2, 1234)
     assert len({ref, copy.copy(ref), ObjectRef(2, 1)}) == 2
-    assert repr(ref) == "ObjectRef(o-1a2b3c4d-17, 1234 bytes)"
+    assert repr(ref) == "ObjectRef(1a2b3c4d00000011, 1234 bytes)"
     assert ref.nbytes == 1234
     assert ref != 7
 
