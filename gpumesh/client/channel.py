@@ -457,8 +457,10 @@ class Channel:
         if self._coded_on is not link:
             self._coded_on, self._coded = link, set()
         if cargo.digest not in self._coded:
-            self._coded.add(cargo.digest)
-            messages.append(DefineCode(cargo.digest, cargo.archive))
+            for digest, data, needs in cargo.parts():
+                if digest not in self._coded:
+                    self._coded.add(digest)
+                    messages.append(DefineCode(digest, data, needs))
 
     def see_to_writing(self, link: MeshLink) -> None:
         """What the socket did not take is the I/O thread's now."""

@@ -16,7 +16,6 @@ import os
 import sys
 from typing import Any, Dict, List, Set, Tuple
 
-from gpumesh.errors import SerializationError
 from gpumesh.runtime.code_folder import CodeFolder
 from gpumesh.serialization import exceptions
 from gpumesh.serialization.cargo import unpack
@@ -48,17 +47,21 @@ class ShippedCode:
     def __init__(self, folder: CodeFolder) -> None:
         self.generation = 0
         self._folder = folder
-        self._archives: Dict[bytes, Any] = {}
+        self._pieces: Dict[bytes, Any] = {}
+        self._lists: Dict[bytes, Tuple[Any, Dict[bytes, Any]]] = {}  # With their pieces; of cargos not unpacked yet.
         self._cargos: Dict[bytes, List[_Placed]] = {}
         self._active: List[_Placed] = []
         self._paths: List[str] = []  # On the path of modules for the active cargo.
         self._content: Dict[str, bytes] = {}  # Claim -> digest of what was loaded for it, put aside or not.
         self._aside: Dict[bytes, Dict[str, Any]] = {}  # Digest -> its modules that were put aside.
 
-    def define(self, digest: bytes, archive: Any) -> None:
-        """Keep an archive until it is needed."""
-        if digest not in self._cargos:
-            self._archives[digest] = archive
+    def define(self, digest: bytes, archive: Any, needs: Tuple[bytes, ...]) -> None:
+        """Keep a list of parcels, or a piece of one for the list that comes next, until it is needed."""
+        self._pieces[digest] = archive
+        if needs:
+            if digest not in self._cargos:
+                self._lists[digest] = archive, {part: self._pieces[part] for part in needs}
+            self._pieces.clear()
 
     def activate(self, digest: bytes) -> None:
         """Make the modules of a cargo importable.
@@ -92,17 +95,15 @@ class ShippedCode:
     def _placed(self, digest: bytes) -> List[_Placed]:
         cargo = self._cargos.get(digest)
         if cargo is None:
-            archive = self._archives.get(digest)
-            if archive is None:
-                raise SerializationError("the code that this task needs has not come; this is a fault of gpumesh itself")
+            packed, pieces = self._lists[digest]
             cargo = []
-            for parcel in unpack(archive):
-                folder = self._folder.place(parcel)
+            for parcel in unpack(packed):
+                folder = self._folder.place(parcel, pieces)
                 for inside, shown in parcel.shown:
                     exceptions.shown_paths[os.path.join(folder, inside) if inside else folder] = shown
                 cargo.append(_Placed(parcel.digest, folder, parcel.roots, parcel.claims))
             self._cargos[digest] = cargo
-            del self._archives[digest]
+            del self._lists[digest]
         return cargo
 
     def _forget(self) -> None:

@@ -13,9 +13,9 @@ import os
 import stat
 import sys
 import tempfile
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from gpumesh.config import CODE_CACHE_BYTES, CODE_CACHE_ENTRIES
+from gpumesh.config import CODE_CACHE_BYTES, CODE_CACHE_ENTRIES, MAX_CODE_BYTES
 from gpumesh.errors import SerializationError
 from gpumesh.serialization.cargo import File, Parcel, unpack_files
 
@@ -42,7 +42,7 @@ class CodeFolder:
             self._root = _find_root()
         return self._root
 
-    def place(self, parcel: Parcel) -> str:
+    def place(self, parcel: Parcel, pieces: Mapping[bytes, Any]) -> str:
         """The folder with the files of a parcel, which stays while this process lives.
 
         Raises:
@@ -53,7 +53,7 @@ class CodeFolder:
             if folder not in self._held:
                 self._hold(folder)
             if not os.path.isdir(folder):
-                self._unpack(parcel, folder)
+                self._unpack([pieces[digest] for digest in parcel.pieces], folder)
         except OSError as error:
             raise SerializationError(
                 f"the code of {parcel.name} cannot be unpacked on this machine: {error}; make room there, or name another folder in "
@@ -71,18 +71,21 @@ class CodeFolder:
         os.utime(descriptor if os.utime in os.supports_fd else folder + _USE)
         self._held[folder] = descriptor
 
-    def _unpack(self, parcel: Parcel, folder: str) -> None:
-        files = unpack_files(parcel.files)
+    def _unpack(self, pieces: List[Any], folder: str) -> None:
+        files = [file for piece in pieces for file in unpack_files(piece)]
+        total = sum(len(file.data) for file in files)
+        if total > MAX_CODE_BYTES:
+            raise SerializationError(f"shipped code of {total / 1e6:.1f} MB is over the limit of {MAX_CODE_BYTES / 1e6:.0f} MB")
         guard = os.open(os.path.join(self.root, ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             _lock(guard, exclusive=True)
             if os.path.isdir(folder):
                 return  # A sibling was quicker.
-            self._tidy(sum(len(file.data) for file in files))
+            self._tidy(total)
             part = tempfile.mkdtemp(prefix=".part-", dir=self.root)
             try:
                 _write(files, part)
-                os.write(self._held[folder], b"%d" % sum(len(file.data) for file in files))
+                os.write(self._held[folder], b"%d" % total)
                 os.rename(part, folder)
             except BaseException:
                 _remove(part)

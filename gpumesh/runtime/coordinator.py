@@ -13,6 +13,7 @@ from gpumesh.config import PENDING_HANDSHAKES
 from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, SEQUENCE_LIMIT, ClientNumber, WorkerId
 from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import Bundle, Later
+from gpumesh.model.records import NamedTuple
 from gpumesh.model.resources import facts_from_wire
 from gpumesh.model.tasks import spec_from_wire
 from gpumesh.protocol.connection import Closed, Connection, Established
@@ -62,6 +63,11 @@ class _Worker:
         self.label = label
         self.functions: Set[bytes] = set()
         self.specs: Dict[Any, int] = {}  # TaskSpec -> number on this link.
+
+
+class _Code(NamedTuple):
+    archive: Any
+    needs: Tuple[bytes, ...]
 
 
 class _Client:
@@ -308,14 +314,19 @@ class Coordinator:
         elif kind is DefineFunction:
             self._define(client, message.digest, message.body)
         elif kind is DefineCode:
-            self._define(client, message.digest, message.archive)
+            needs = tuple(message.needs)
+            if any(part not in client.functions or self._needs_of(part) for part in needs):
+                self._refuse(client.link, "protocol", "code needs other code that was not defined, or that needs more")
+                return
+            self._define(client, message.digest, _Code(message.archive, needs))
         elif kind is DefineSpec:
             try:
                 spec = spec_from_wire(message.spec)
             except ValueError as error:
                 self._refuse(client.link, "protocol", str(error))
                 return
-            if spec.function not in client.functions or (spec.code and spec.code not in client.functions):
+            is_known = spec.function in client.functions and (not spec.code or spec.code in client.functions)
+            if not is_known or (spec.code and type(self._functions[spec.code]) is not _Code):
                 self._refuse(client.link, "protocol", f"spec {message.number} refers to a function that was not defined")
                 return
             self._perform(self._cluster.handle(ev.SpecDefined(client.number, message.number, spec), now))
@@ -358,6 +369,10 @@ class Coordinator:
                 self._refuse(worker.link, "protocol", problem)
         else:
             self._refuse(worker.link, "protocol", f"a worker does not send {kind.__name__}")
+
+    def _needs_of(self, digest: bytes) -> Tuple[bytes, ...]:
+        code = self._functions[digest]
+        return code.needs if type(code) is _Code else ()
 
     def _define(self, client: _Client, digest: bytes, body: Any) -> None:
         if digest not in client.functions:
@@ -543,8 +558,10 @@ class Coordinator:
         number = worker.specs.get(spec)
         if number is None:
             if spec.code and spec.code not in worker.functions:
-                worker.functions.add(spec.code)
-                worker.link.send(DefineCode(spec.code, self._functions[spec.code]))
+                for digest in (*self._needs_of(spec.code), spec.code):
+                    if digest not in worker.functions:
+                        worker.functions.add(digest)
+                        worker.link.send(DefineCode(digest, *self._functions[digest]))
             if spec.function not in worker.functions:
                 worker.functions.add(spec.function)
                 worker.link.send(DefineFunction(spec.function, self._functions[spec.function]))

@@ -190,8 +190,12 @@ class RunnerPool:
     # --- from the coordinator
 
     def define_function(self, digest: bytes, body: Any) -> None:
-        """Keep a function's body, or the modules that come with one, for the runners that need it."""
+        """Keep a function's body for the runners that need it."""
         self._functions[digest] = body
+
+    def define_code(self, code: DefineCode) -> None:
+        """Keep modules that come with functions, in the same way."""
+        self._functions[code.digest] = code
 
     def define_spec(self, spec: Tuple[Any, ...], *, cores: int, timeout: float) -> int:
         """The pool's own number of a spec; the same spec has the same number for the life of the pool."""
@@ -299,7 +303,9 @@ class RunnerPool:
             code = fields[_CODE] if len(fields) > _CODE else b""
             if code and code not in process.functions:
                 process.functions.add(code)
-                process.link.send(DefineCode(code, self._functions[code]))
+                # With all it needs, each time: what a runner has unpacked it does not keep as bytes.
+                for part in (*self._functions[code].needs, code):
+                    process.link.send(self._functions[part])
             if digest + code not in process.functions:
                 process.functions.add(digest + code)
                 process.link.send(DefineFunction(digest, self._functions[digest]))

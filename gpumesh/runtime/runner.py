@@ -280,7 +280,7 @@ class Runner:
                 from gpumesh.runtime.code_folder import CodeFolder
 
                 self._code = ShippedCode(CodeFolder())
-            self._code.define(message.digest, message.archive)
+            self._code.define(message.digest, message.archive, tuple(message.needs))
         elif not self._objects.on_message(kind, message):
             raise RuntimeError(f"the agent sent {message!r}")
 

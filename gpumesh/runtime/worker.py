@@ -166,7 +166,7 @@ class WorkerAgent(PoolOwner):
             elif kind is DefineFunction:
                 self._pool.define_function(message.digest, message.body)
             elif kind is DefineCode:
-                self._pool.define_function(message.digest, message.archive)
+                self._pool.define_code(message)
             elif kind is DefineSpec:
                 fields = message.spec
                 self._specs[message.number] = self._pool.define_spec(fields, cores=fields[2][5], timeout=float(fields[3]))

@@ -29,24 +29,24 @@ BIGGEST = 5  # Named when there is too much.
 class Cargo:
     """Everything that one function takes along."""
 
-    __slots__ = ("digest", "parcels", "_archive")
+    __slots__ = ("digest", "parcels", "pieces", "_list")
 
-    def __init__(self, parcels: List[Parcel]) -> None:
+    def __init__(self, parcels: List[Parcel], pieces: Dict[bytes, bytes]) -> None:
         from hashlib import blake2b
 
         self.parcels = parcels
+        self.pieces = pieces  # Of all parcels.
         digest = blake2b(digest_size=16)
         for parcel in parcels:
-            digest.update(repr(parcel._replace(files=b"")).encode("utf-8", "backslashreplace"))
+            digest.update(repr(tuple(parcel)).encode("utf-8", "backslashreplace"))
         self.digest = digest.digest()
-        self._archive: Optional[bytes] = None
+        self._list: Optional[bytes] = None
 
-    @property
-    def archive(self) -> bytes:
-        """As it travels."""
-        if self._archive is None:
-            self._archive = pack(self.parcels)
-        return self._archive
+    def parts(self) -> List[Tuple[bytes, bytes, Tuple[bytes, ...]]]:
+        """What travels, each by its digest, with the digests of what it needs: first the pieces, at last the list of parcels."""
+        if self._list is None:
+            self._list = pack(self.parcels)
+        return [*((digest, piece, ()) for digest, piece in self.pieces.items()), (self.digest, self._list, tuple(self.pieces))]
 
 
 class Travel:
@@ -136,7 +136,7 @@ class Shipper:
             further = modules.reach(main, without=without).modules if main else {}
             sources += _that_fit(_sources_of(further.values()), sources)
             parcels = [source.parcel() for source in sorted(sources, key=lambda source: source.order)]
-            return Travel(self, _cargo(parcels), frozenset(main), needed.missing, sources)
+            return Travel(self, _cargo(parcels, sources), frozenset(main), needed.missing, sources)
 
 
 class _Budget:
@@ -210,11 +210,13 @@ def _that_fit(further: List[Source], sources: List[Source]) -> List[Source]:
     return fitting
 
 
-def _cargo(parcels: List[Parcel]) -> Optional[Cargo]:
+def _cargo(parcels: List[Parcel], sources: List[Source]) -> Optional[Cargo]:
     if not parcels:
         return None
     key = tuple((parcel.name, parcel.digest, *parcel.shown) for parcel in parcels)
-    cargo = _cargos.pop(key, None) or Cargo(parcels)
+    cargo = _cargos.pop(key, None)
+    if cargo is None:
+        cargo = Cargo(parcels, {digest: piece for source in sources for digest, piece in source.pieces.items()})
     _cargos[key] = cargo
     while len(_cargos) > _CARGOS:
         del _cargos[next(iter(_cargos))]

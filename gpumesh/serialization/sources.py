@@ -9,7 +9,7 @@ from typing import Dict, List, Optional, Set, Tuple
 
 from gpumesh.config import MAX_CODE_BYTES
 from gpumesh.serialization import folders
-from gpumesh.serialization.cargo import File, Parcel, digest_of, pack_files
+from gpumesh.serialization.cargo import File, Parcel, digest_of, digest_of_parcel, in_pieces, pack_files
 from gpumesh.serialization.modules import FILE, FOLDER, SHIPPED, Origin
 
 logger = logging.getLogger("gpumesh")
@@ -22,13 +22,14 @@ SAME_SECOND_NS = 2_000_000_000  # The same where they keep whole seconds only.
 class Source:
     """One origin: what is in it, and what of that has been read."""
 
-    __slots__ = ("origin", "keep", "listing", "total", "_parcel", "_files", "_stamps", "_young", "_told", "_kept")
+    __slots__ = ("origin", "keep", "listing", "total", "pieces", "_parcel", "_files", "_stamps", "_young", "_told", "_kept")
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
         self.keep: Set[str] = set()  # Files that the code imports: they travel whatever an ignore file says.
         self.listing: List[folders.Entry] = []
         self.total = 0
+        self.pieces: Dict[bytes, bytes] = {}  # Of the parcel: digest -> packed files.
         self._parcel: Optional[Parcel] = None
         self._files: Dict[str, Tuple[Tuple[int, int], File]] = {}  # Path -> time and size when read, content.
         self._stamps: List[Tuple[str, int, int]] = []  # Path, time, size (-1: a folder).
@@ -134,8 +135,10 @@ class Source:
         self._tell_of(gone)
         self._files, self._stamps, self._young = read, stamps, young
         files = sorted((known[1] for known in read.values()), key=lambda file: file.name)
+        pieces = {digest_of(piece): piece for piece in in_pieces(files)}
+        self.pieces = {digest: self.pieces.get(digest) or pack_files(piece) for digest, piece in pieces.items()}
         parcel = self._parcel = Parcel(
-            self.origin.name, digest_of(files), self._claims(), self._roots(), self._shown(), pack_files(files)
+            self.origin.name, digest_of_parcel(pieces), self._claims(), self._roots(), self._shown(), tuple(pieces)
         )
         return parcel
 

@@ -9,9 +9,11 @@ from typing import Any, Iterator, List
 import pytest
 
 from gpumesh import GPUMesh, accelerate
+from gpumesh.client.link import MeshLink
 from gpumesh.errors import SerializationError
+from gpumesh.model.payloads import payload_bytes
+from gpumesh.protocol.messages import DefineCode
 from gpumesh.runtime.code_folder import FOLDER_VARIABLE
-from gpumesh.serialization import cargo
 from tests.support.projects import Project, touch_later
 
 
@@ -123,15 +125,14 @@ def test_too_many_tiny_files_are_counted_by_folder(project: Project, own_mesh: G
 
 
 def test_what_did_not_change_is_not_sent_again(project: Project, own_mesh: GPUMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed: List[int] = []
-    really = cargo.pack
+    sent: List[int] = []
+    really = MeshLink.send
 
-    def pack(parcels: List[cargo.Parcel]) -> bytes:
-        archive = really(parcels)
-        packed.append(len(archive))
-        return archive
+    def send(link: MeshLink, messages: Any) -> Any:
+        sent.extend(payload_bytes(message.archive) for message in messages if type(message) is DefineCode)
+        return really(link, messages)
 
-    monkeypatch.setattr("gpumesh.serialization.shipping.pack", pack)
+    monkeypatch.setattr(MeshLink, "send", send)
     small = Project(project.root.parent / "small")
     small.write("f77_small.py", "def f():\n    return 1\n")
     own_mesh.ship(project.root)
@@ -150,10 +151,12 @@ def test_what_did_not_change_is_not_sent_again(project: Project, own_mesh: GPUMe
         return -f77_small.f()
 
     assert (first.remote().result(), second.remote().result()) == (1, -1)
-    assert len(packed) == 1  # For both functions, over one connection.
+    assert sum(sent) > 20_000  # Once for both functions: the list comes after what it lists.
+    assert sent.count(sent[-1]) == 1
+    sent.clear()
     touch_later(small.write("f77_small.py", "def f():\n    return 2\n"))
     assert (first.remote().result(), second.remote().result()) == (2, -2)
-    assert len(packed) == 2
+    assert len(sent) == 2  # What was edited, and the list.
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")

@@ -104,7 +104,7 @@ SAMPLES: Dict[str, Any] = {
     "DeleteObjects": messages.DeleteObjects((OBJECT,)),
     "FreeObjects": messages.FreeObjects((OBJECT,)),
     "SegmentsGone": messages.SegmentsGone(("s1", "s2")),
-    "DefineCode": messages.DefineCode(bytes(range(16, 32)), b"archive"),
+    "DefineCode": messages.DefineCode(bytes(range(16, 32)), b"archive", (bytes(range(32, 48)),)),
     "Query": messages.Query(1, "workers", {"all": True}),
     "Answer": messages.Answer(1, ({"name": "box", "score": 55.5, "tags": {}, "left": None},), ""),
 }

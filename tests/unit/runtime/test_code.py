@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 import msgpack
 import pytest
 
 from gpumesh.errors import SerializationError
+from gpumesh.model.payloads import OutOfBand
 from gpumesh.runtime import code_folder
 from gpumesh.runtime.code import ShippedCode
 from gpumesh.runtime.code_folder import CodeFolder
@@ -38,15 +39,25 @@ def code(folder: CodeFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shippe
         del sys.modules[name]
 
 
+PIECES: Dict[bytes, bytes] = {}
+
+
+def packed(name: str, claims: Tuple[str, ...], content: List[File], roots: Tuple[str, ...] = ("",)) -> Parcel:
+    pieces = {cargo.digest_of(piece): cargo.pack_files(piece) for piece in cargo.in_pieces(content)}
+    PIECES.update(pieces)
+    return Parcel(name, cargo.digest_of_parcel(pieces), claims, roots, (("", "/home/me"),), tuple(pieces))
+
+
 def parcel(claim: str, files: Dict[str, str], roots: Tuple[str, ...] = ("",)) -> Parcel:
-    content = [File(name.encode(), False, text.encode()) for name, text in sorted(files.items())]
-    return Parcel(claim, cargo.digest_of(content), (claim,), roots, (("", "/home/me"),), cargo.pack_files(content))
+    return packed(claim, (claim,), [File(name.encode(), False, text.encode()) for name, text in sorted(files.items())], roots)
 
 
 def define(code: ShippedCode, *parcels: Parcel) -> bytes:
-    archive = cargo.pack(list(parcels))
     digest = b"".join(parcel.digest for parcel in parcels)
-    code.define(digest, archive)
+    pieces = [piece for parcel in parcels for piece in parcel.pieces]
+    for piece in pieces:
+        code.define(piece, OutOfBand([PIECES[piece]]), ())  # As large ones arrive.
+    code.define(digest, cargo.pack(list(parcels)), tuple(pieces))
     return digest
 
 
@@ -102,10 +113,8 @@ def test_state_lasts_while_the_content_is_the_same(code: ShippedCode) -> None:
 
 
 def test_parts_of_one_namespace_live_side_by_side(code: ShippedCode) -> None:
-    left = Parcel("ns.left", b"l" * 16, ("ns.left.*",), ("",), (), cargo.pack_files([File(b"ns/left/a.py", False, b"n = []")]))
-    right = Parcel(
-        "ns.right", b"r" * 16, ("ns.right.*",), ("",), (), cargo.pack_files([File(b"ns/right/b.py", False, b"n = []")])
-    )
+    left = packed("ns.left", ("ns.left.*",), [File(b"ns/left/a.py", False, b"n = []")])
+    right = packed("ns.right", ("ns.right.*",), [File(b"ns/right/b.py", False, b"n = []")])
     only, both = define(code, left), define(code, left, right)
     code.activate(only)
     load("ns.left.a").n.append(1)
@@ -119,7 +128,7 @@ def test_parts_of_one_namespace_live_side_by_side(code: ShippedCode) -> None:
 
 
 def test_a_namespace_that_became_a_package_is_one(code: ShippedCode) -> None:
-    first = Parcel("ns2", b"1" * 16, ("ns2.*",), ("",), (), cargo.pack_files([File(b"ns2/a.py", False, b"x = 1")]))
+    first = packed("ns2", ("ns2.*",), [File(b"ns2/a.py", False, b"x = 1")])
     code.activate(define(code, first))
     assert load("ns2.a").x == 1
 
@@ -168,8 +177,9 @@ def test_tracebacks_name_the_places_at_the_sender(code: ShippedCode) -> None:
 
 
 def test_an_archive_that_cannot_be_unpacked_is_an_error_that_says_so(code: ShippedCode) -> None:
-    code.define(b"damaged", b"\x93\x01\x02\x03")
-    code.define(b"newer", msgpack.packb([99, []]))
+    for digest, archive in ((b"damaged", b"\x93\x01\x02\x03"), (b"newer", msgpack.packb([99, []]))):
+        code.define(b"piece", b"", ())
+        code.define(digest, archive, (b"piece",))
 
     with pytest.raises(SerializationError, match="cannot be unpacked"):
         code.activate(b"damaged")
@@ -206,7 +216,7 @@ def test_files_come_back_as_they_were() -> None:
 
 def test_what_is_unpacked_cannot_be_changed_by_mistake(folder: CodeFolder) -> None:
     content = [File(b"run.sh", True, b"#!"), File(b"x/data", False, b"1")]
-    placed = Path(folder.place(Parcel("p", b"d" * 16, (), ("",), (), cargo.pack_files(content))))
+    placed = Path(folder.place(packed("p", (), content), PIECES))
 
     assert [(placed / "run.sh").stat().st_mode & 0o777, (placed / "x/data").stat().st_mode & 0o777] == [0o555, 0o444]
     assert [path.name for path in placed.parent.glob(".part-*")] == []
@@ -223,7 +233,7 @@ def test_the_least_recently_used_go_and_none_that_is_used(folder: CodeFolder, mo
     places = []
     for number in range(5):
         user = CodeFolder(folder.root)
-        places.append(Path(user.place(parcel(f"m{number}", {f"m{number}.py": ""}))))
+        places.append(Path(user.place(parcel(f"m{number}", {f"m{number}.py": ""}), PIECES)))
         for descriptor in user._held.values():
             os.close(descriptor)
         old = time.time_ns() - (100 - number) * 1_000_000_000
@@ -239,7 +249,7 @@ _HOLD = """
 import sys
 from gpumesh.runtime.code_folder import CodeFolder
 from gpumesh.serialization import cargo
-print(CodeFolder(sys.argv[1]).place(cargo.Parcel("held", b"h" * 16, (), ("",), (), cargo.pack_files([]))), flush=True)
+print(CodeFolder(sys.argv[1]).place(cargo.Parcel("held", b"h" * 16, (), ("",), (), ()), {}), flush=True)
 sys.stdin.readline()
 """
 
@@ -249,7 +259,7 @@ def test_what_a_killed_process_left_half_written_is_removed(folder: CodeFolder) 
     (left / "sub").mkdir(parents=True)
     (left / "sub" / "x.py").write_text("")
 
-    folder.place(parcel("a", {"a.py": ""}))
+    folder.place(parcel("a", {"a.py": ""}), PIECES)
 
     assert not left.exists()
 
@@ -262,7 +272,8 @@ from gpumesh.serialization import cargo
 files = [cargo.File(b"f%d.py" % n, False, b"x") for n in range(300)]
 sys.stdin.readline()
 import os
-place = CodeFolder(sys.argv[1]).place(cargo.Parcel("p", b"p" * 16, (), ("",), (), cargo.pack_files(files)))
+pieces = {b"q" * 16: cargo.pack_files(files)}
+place = CodeFolder(sys.argv[1]).place(cargo.Parcel("p", b"p" * 16, (), ("",), (), tuple(pieces)), pieces)
 print(len(os.listdir(place)))
 """
     processes = [
@@ -277,7 +288,7 @@ def test_a_full_disk_is_told_with_what_to_do(folder: CodeFolder, monkeypatch: py
     Path(folder.root).write_text("a file stands where the folder was")
 
     with pytest.raises(SerializationError, match=r"the code of m cannot be unpacked on this machine.*GPUMESH_CODE"):
-        folder.place(parcel("m", {"m.py": ""}))
+        folder.place(parcel("m", {"m.py": ""}), PIECES)
 
 
 def test_a_cache_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,8 +58,14 @@ def reached(*names: str) -> List[str]:
     return sorted(modules.reach(names).modules)
 
 
-def contents(parcel: cargo.Parcel) -> Dict[str, bytes]:
-    return {os.fsdecode(file.name): file.data for file in cargo.unpack_files(parcel.files)}
+def contents(found: Any) -> Dict[str, Dict[str, bytes]]:
+    """Of a cargo: files by the name of their parcel."""
+    return {
+        parcel.name: {
+            os.fsdecode(file.name): file.data for digest in parcel.pieces for file in cargo.unpack_files(found.pieces[digest])
+        }
+        for parcel in (found.parcels if found is not None else ())
+    }
 
 
 def travel(*names: str, packages: Any = ()) -> shipping.Travel:
@@ -67,8 +73,7 @@ def travel(*names: str, packages: Any = ()) -> shipping.Travel:
 
 
 def shipped(*names: str) -> Dict[str, Dict[str, bytes]]:
-    found = travel(*names).cargo
-    return {} if found is None else {parcel.name: contents(parcel) for parcel in found.parcels}
+    return contents(travel(*names).cargo)
 
 
 # --- imports
@@ -421,7 +426,7 @@ def test_new_and_removed_files_are_seen(project: Project) -> None:
     added = project.write("grows/sub/new.py")
     assert not first._look()
     second = travel("grows")
-    assert sorted(contents(second.cargo.parcels[0])) == ["grows/__init__.py", "grows/sub/new.py"]  # type: ignore[union-attr]
+    assert sorted(contents(second.cargo)["grows"]) == ["grows/__init__.py", "grows/sub/new.py"]
     added.unlink()
     assert not second._look()
 
@@ -435,7 +440,7 @@ def test_a_change_too_quick_for_the_file_systems_clock_is_seen(project: Project)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     assert not first._look()
-    assert contents(travel("quick").cargo.parcels[0]) == {"quick.py": b"x = 2"}  # type: ignore[union-attr]
+    assert shipped("quick") == {"quick": {"quick.py": b"x = 2"}}
 
 
 def test_looking_takes_a_small_part_of_the_time(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,6 +484,25 @@ def test_what_the_main_program_imports_later_is_seen(project: Project, monkeypat
     assert not found.holds()
 
 
+def test_an_edit_changes_only_the_pieces_that_it_is_in(project: Project) -> None:
+    project.write("pieces/__init__.py")
+    for number in range(500):
+        project.write(f"pieces/part{number}.txt", str(number))
+    project.write("pieces/large.bin", "x" * 100_000)
+    project.write("pieces/large2.bin", "y" * 100_000)
+    first = travel("pieces").cargo
+    project.edit("pieces/part7.txt", "edited")
+    second = travel("pieces").cargo
+    assert first is not None
+    assert second is not None
+
+    news = set(second.pieces) - set(first.pieces)
+    assert len(second.pieces) > 4
+    assert len(news) == 1
+    assert [data for _, _, data in cargo.unpack_files(second.pieces[news.pop()]) if data == b"edited"] == [b"edited"]
+    assert [needs for _, _, needs in second.parts()][-1] == tuple(second.pieces)
+
+
 # --- named folders
 
 
@@ -493,8 +517,9 @@ def test_a_named_folders_content_travels_with_every_function(project: Project, t
 
     assert before.cargo is None
     assert not before.holds()
-    (parcel,) = shipper.travel("f", ()).cargo.parcels  # type: ignore[union-attr]
-    assert contents(parcel) == {"tool.py": b"x = 1", "sub/data.csv": b"1"}
+    found = shipper.travel("f", ()).cargo
+    (parcel,) = found.parcels  # type: ignore[union-attr]
+    assert contents(found)[parcel.name] == {"tool.py": b"x = 1", "sub/data.csv": b"1"}
     assert (parcel.claims, parcel.roots) == (("tool",), ("",))
 
 
@@ -505,8 +530,9 @@ def test_a_named_package_can_be_imported_under_its_name_and_by_its_content(tmp_p
     shipper = shipping.Shipper()
     shipper.add(str(folder) + os.sep)
 
-    (parcel,) = shipper.travel("f", ()).cargo.parcels  # type: ignore[union-attr]
-    assert contents(parcel) == {"named_pkg/__init__.py": b""}
+    found = shipper.travel("f", ()).cargo
+    (parcel,) = found.parcels  # type: ignore[union-attr]
+    assert contents(found)[parcel.name] == {"named_pkg/__init__.py": b""}
     assert (parcel.claims, parcel.roots) == (("named_pkg",), ("", "named_pkg"))
 
 
@@ -517,8 +543,9 @@ def test_a_single_file_can_be_named(tmp_path: Path) -> None:
     shipper.add(path)
     shipper.add(path)
 
-    (parcel,) = shipper.travel("f", ()).cargo.parcels  # type: ignore[union-attr]
-    assert contents(parcel) == {"table.csv": b"1,2"}
+    found = shipper.travel("f", ()).cargo
+    (parcel,) = found.parcels  # type: ignore[union-attr]
+    assert contents(found)[parcel.name] == {"table.csv": b"1,2"}
 
 
 def test_naming_what_is_not_there_or_too_large_fails_at_once(tmp_path: Path) -> None:
