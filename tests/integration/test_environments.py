@@ -15,6 +15,7 @@ from gpumesh import GPUMesh, accelerate
 from gpumesh.errors import EnvironmentBuildError, TaskCancelledError, WorkerCrashedError
 from gpumesh.runtime.environment_build import MARK
 from gpumesh.runtime.environments import environment_name
+from tests.integration.programs import ROOT, started_programs
 from tests.support import processes
 from tests.support.packed import die, in_a_child, look_around, parent, plain, version, where
 from tests.support.processes import marked, named, until, until_gone
@@ -218,3 +219,32 @@ def test_nothing_is_left_when_the_worker_is_killed(tmp_path: Path) -> None:
 
         until_gone(lambda: named(marked(site.mark), "gpumesh-runner"), 10)
         until(lambda: len(named(marked(site.mark), "gpumesh-spawner")) == 1, 10, what="the end of the environment's spawner")
+
+
+PROJECT = """
+import sys
+from gpumesh import GPUMesh, accelerate
+from mylib.calc import compute
+
+with GPUMesh(sys.argv[1], token="secret", fallback=False) as mesh:
+    print(accelerate(mesh, packages=["tinypkg==1.0"])(compute).remote(3).result(60))
+    print(accelerate(mesh, packages=["tinypkg==2.0"])(lambda number: compute(number)).remote(4).result(60))
+"""
+
+
+def test_a_projects_own_modules_travel_into_an_environment(tmp_path: Path) -> None:
+    for number in ("1.0", "2.0"):
+        make_wheel(tmp_path / "wheels", "tinypkg", number)
+    calc = tmp_path / "project" / "mylib" / "calc.py"
+    calc.parent.mkdir(parents=True)
+    (calc.parent / "__init__.py").touch()
+    calc.write_text("def compute(number):\n    import tinypkg\n    return tinypkg.VERSION, number\n")
+    (tmp_path / "project" / "run.py").write_text(PROJECT)
+    with started_programs(tmp_path) as programs:
+        _, url = programs.serve("--token", "secret", "--slots", "1", **offline(tmp_path / "wheels", tmp_path / "environments"))
+        driver = programs.python(str(tmp_path / "project" / "run.py"), url, PYTHONPATH=str(ROOT))
+
+        assert driver.wait(50) == 0, driver.output
+        assert "('1.0', 3)" in driver.output
+        assert "('2.0', 4)" in driver.output
+        assert "installing tinypkg==1.0 on" in driver.output
