@@ -720,6 +720,7 @@ class Connection:
         """Make the times anew, at an idle moment after a burst: see `client.channel`'s trimming of memory."""
         self._last_received += 0.0
         self._deadline += 0.0
+        self._silent_seconds += 0.0
 
     # --- transfers
 
