@@ -147,8 +147,8 @@ def build(cls: Type[Any], fields: Any) -> Any:
 
 
 def _hints(cls: Type[Any]) -> List[str]:
-    # On Python 3.9 to 3.13 a NamedTuple under postponed annotations keeps ForwardRef or str.
-    return [str(getattr(hint, "__forward_arg__", hint)) for hint in cls.__annotations__.values()]
+    # On Python 3.9 to 3.13 a NamedTuple under postponed annotations keeps ForwardRef or str; on 3.9 one without fields has none.
+    return [str(getattr(hint, "__forward_arg__", hint)) for hint in getattr(cls, "__annotations__", {}).values()]
 
 
 def _unpack(body: Any, hook: Callable[[int, bytes], Any], unpack: Callable[..., Any] = msgpack.unpackb) -> Any:
