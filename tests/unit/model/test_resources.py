@@ -251,3 +251,18 @@ def test_bytes_are_shown_in_powers_of_ten(count: float, text: str) -> None:
 )
 def test_a_requirement_is_shown_for_people(options: Dict[str, Any], text: str) -> None:
     assert show_requirement(make_requirement(**options)) == text
+
+
+def test_facts_tell_versions_and_what_is_being_installed() -> None:
+    facts = WorkerFacts("host", versions=(("numpy", "2.1"),), installing=(("a", "b==1"),))
+
+    assert facts_from_wire([list(part) if isinstance(part, tuple) else part for part in facts]) == facts
+    assert facts_from_wire(tuple(facts)[:12]) == facts._replace(versions=(), installing=()), "as an older worker tells them"
+    assert facts_as_dict(facts)["versions"] == {"numpy": "2.1"}
+    assert facts_as_dict(facts)["installing"] == [["a", "b==1"]]
+
+
+@pytest.mark.parametrize("wrong", [{"versions": "numpy"}, {"versions": (("numpy",),)}, {"installing": 3}, {"installing": (4,)}])
+def test_such_facts_of_another_shape_are_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="not worker facts"):
+        facts_from_wire(tuple(WorkerFacts("host")._replace(**wrong)))
