@@ -49,7 +49,7 @@ class ShippedCode:
         self._folder = folder
         self._pieces: Dict[bytes, Any] = {}
         self._lists: Dict[bytes, Tuple[Any, Dict[bytes, Any]]] = {}  # With their pieces; of cargos not unpacked yet.
-        self._cargos: Dict[bytes, List[_Placed]] = {}
+        self._cargos: Dict[bytes, List[_Placed]] = {b"": []}
         self._active: List[_Placed] = []
         self._paths: List[str] = []  # On the path of modules for the active cargo.
         self._content: Dict[str, bytes] = {}  # Claim -> digest of what was loaded for it, put aside or not.
@@ -64,12 +64,20 @@ class ShippedCode:
             self._pieces.clear()
 
     def activate(self, digest: bytes) -> None:
-        """Make the modules of a cargo importable.
+        """Make the modules of a cargo importable, and those of no other; `b""` is the cargo without any.
 
         Raises:
             SerializationError: It cannot be unpacked here.
         """
         cargo = self._placed(digest)
+        try:
+            self._switch(cargo)
+        except BaseException:  # An interrupt, most likely: half of this cargo and half of that would be worse than none.
+            self._forget()
+            self._set_path([])
+            raise
+
+    def _switch(self, cargo: List[_Placed]) -> None:
         content: Dict[str, bytes] = {}
         for placed in cargo:
             for claim in placed.claims:
@@ -88,7 +96,9 @@ class ShippedCode:
                 _drop([name for name, module in _claimed(news) if not placed.holds(module) and _may_go(name, module)])
         self._content.update(content)
         self._active = cargo
-        paths = [path for placed in cargo for path in placed.paths]
+        self._set_path([path for placed in cargo for path in placed.paths])
+
+    def _set_path(self, paths: List[str]) -> None:
         sys.path[:] = paths + [path for path in sys.path if path not in self._paths]
         self._paths = paths
 

@@ -159,7 +159,7 @@ class Runner:
                 if type(payload) is not bytes:
                     self._objects.take(payload)
                 function = spec.function
-                if spec.code and spec.code != self._active_code:
+                if spec.code != self._active_code:
                     self._use_code(spec.code)
                 call = function.call
                 if call is None:
@@ -200,7 +200,7 @@ class Runner:
     def _use_code(self, code: bytes) -> None:
         generation = self._code.generation
         try:
-            self._active_code = b""
+            self._active_code = b"in between"
             self._code.activate(code)
             self._active_code = code
         finally:

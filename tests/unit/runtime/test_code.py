@@ -106,6 +106,9 @@ def test_state_lasts_while_the_content_is_the_same(code: ShippedCode) -> None:
     code.activate(small)
     with pytest.raises(ImportError):
         load("other")  # Not part of this cargo.
+    code.activate(b"")
+    with pytest.raises(ImportError):
+        load("lib")
     code.activate(large)
 
     assert (load("lib").n, load("other").n, code.generation) == ([1], [2], 0)
