@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any, List, Optional, Tuple
 
-from gpumesh.config import BULK_MESSAGE_BYTES, MIB, OUTBOX_PAUSE_BYTES, UNSENT_KERNEL_BYTES
+from gpumesh.config import BULK_MESSAGE_BYTES, KIB, OUTBOX_PAUSE_BYTES, UNSENT_KERNEL_BYTES
 from gpumesh.errors import MeshError, MeshUnavailableError, ProtocolError
 from gpumesh.network.address import Address
 from gpumesh.protocol.auth import NONCE_BYTES
@@ -24,7 +24,7 @@ from gpumesh.protocol.connection import Closed, Connection, Established, PeerFac
 from gpumesh.version import __version__
 
 _MAX_PARTS = 512  # Buffers handed to one sendmsg; systems allow 1024.
-_WRITE_TURN_BYTES = 2 * MIB  # Written under one hold of the lock: a task that another thread submits waits for no more.
+_WRITE_TURN_BYTES = 512 * KIB  # Written under one hold of the lock: a task that another thread submits waits for no more.
 _READ, _WRITE = 1, 2
 _IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EWOULDBLOCK))
 
@@ -45,7 +45,7 @@ class MeshLink:
     # --- sending
 
     def send(self, messages: List[Any]) -> None:
-        """Queue messages and write what the socket takes at once.
+        """Queue messages and write what the socket takes at once; large ones and objects, only if nobody is writing them already.
 
         Raises:
             ProtocolError: One of them cannot be put on the wire; those before it are queued.
@@ -55,17 +55,17 @@ class MeshLink:
                 for message in messages:
                     self.connection.send(message)
             except ProtocolError:
-                self._write()
+                self._write(bulk=not self.wants_write)
                 raise
             except BaseException:
                 self.cut()
                 raise
-            self._write()
+            self._write(bulk=not self.wants_write)
 
     def flush(self) -> None:
         """Write what the socket takes."""
         with self.lock:
-            self._write()
+            self._write(bulk=True)
 
     def is_congested_for(self, size: int) -> bool:
         """Whether so much waits for the socket that nobody should add `size` bytes to it."""
@@ -76,22 +76,22 @@ class MeshLink:
             return True
         return size > BULK_MESSAGE_BYTES and self.connection.has_bulk_messages
 
-    def _write(self) -> None:
+    def _write(self, *, bulk: bool) -> None:
         try:
-            self._write_on()
+            self._write_on(bulk)
         except BaseException:
             self.cut()  # Interrupted (Ctrl-C): nobody knows how much of it has left.
             raise
 
-    def _write_on(self) -> None:
+    def _write_on(self, bulk: bool) -> None:
         connection = self.connection
         budget = _WRITE_TURN_BYTES
         while not self.is_broken:
             parts = self._parts
             if not parts:
-                parts = connection.data_to_send()
+                parts = connection.data_to_send(bulk=bulk)
                 if not parts:
-                    self.wants_write = False
+                    self.wants_write = connection.has_data
                     return
                 self._backlog = sum(map(len, parts))
             try:
@@ -136,7 +136,7 @@ class MeshLink:
             else:
                 events = connection.receive_eof(time.monotonic())
             if connection.has_data:
-                self._write()
+                self._write(bulk=not self.wants_write)
         return events
 
     @property
@@ -148,7 +148,7 @@ class MeshLink:
         """Heartbeats and deadlines that are due."""
         with self.lock:
             events = self.connection.on_time(now)
-            self._write()
+            self._write(bulk=not self.wants_write)
         return events
 
     def wait(self, timeout: Optional[float], *, writable: bool = False) -> Tuple[bool, bool]:
@@ -163,7 +163,7 @@ class MeshLink:
                 self._parts = self.connection.data_to_send(bulk=False)
                 self._backlog = sum(map(len, self._parts))
             if self._parts and not self.is_broken:
-                self._write()
+                self._write(bulk=False)
             self._parts = []
             self.cut()
 
