@@ -70,6 +70,9 @@ class Later:
         return f"Later({self.task_id:#x})"
 
 
+Body = Union[bytes, OutOfBand]
+"""What lies in a message itself."""
+
 Payload = Union[bytes, OutOfBand, Stored]
 """Small values are one `bytes`; a few large buffers in a small message are `OutOfBand`; what is over 64 KiB is `Stored`."""
 

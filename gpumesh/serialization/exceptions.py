@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple, Type
 
 import gpumesh
 from gpumesh.errors import RemoteTaskError
-from gpumesh.model.payloads import OutOfBand, Payload
+from gpumesh.model.payloads import Body, OutOfBand
 from gpumesh.serialization import values
 from gpumesh.serialization.pickling import Pickler
 
@@ -40,7 +40,7 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.text}"""'
 
 
-def dump_exception(error: BaseException, *, hide_frames_of: str = "") -> Payload:
+def dump_exception(error: BaseException, *, hide_frames_of: str = "") -> Body:
     """Turn an exception into a payload; never fails, whatever it holds.
 
     Args:
@@ -62,7 +62,7 @@ def dump_exception(error: BaseException, *, hide_frames_of: str = "") -> Payload
     return pickle.dumps((_type_name(type(error)), _message(error), text, data), 5)
 
 
-def load_exception(payload: Payload) -> BaseException:
+def load_exception(payload: Body) -> BaseException:
     """The exception of its own type, or a `RemoteTaskError`; its `__cause__` is a `RemoteTraceback`. Never fails."""
     outer = payload.parts[0] if isinstance(payload, OutOfBand) else payload
     type_name, message, text, data = pickle.loads(outer)

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Hashable, Optional, Set, Tuple, Type
 
 from gpumesh.config import FUNCTION_CACHE_ENTRIES, LARGE_FUNCTION_BYTES, MAX_FUNCTION_BYTES
 from gpumesh.errors import SerializationError
-from gpumesh.model.payloads import Payload, payload_bytes
+from gpumesh.model.payloads import Body, payload_bytes
 from gpumesh.model.records import NamedTuple
 from gpumesh.serialization import values
 
@@ -29,7 +29,7 @@ class Exported(NamedTuple):
     """A function ready to be sent."""
 
     digest: bytes  # Of the body; equal digests, equal functions.
-    body: Payload
+    body: Body
     name: str  # For people.
     python: str  # "3.11" where the body holds bytecode, which only that version can run; "" where any can.
     modules: Tuple[str, ...] = ()  # That it refers to, or imports when it runs; names of what is none may be among them.
@@ -131,7 +131,7 @@ class Exporter:
         entries[key] = _Entry(owner, retry_on, exported, watch, frozen)
 
 
-def load(body: Payload) -> Tuple[Callable[..., Any], ExceptionTypes]:
+def load(body: Body) -> Tuple[Callable[..., Any], ExceptionTypes]:
     """Rebuild an exported function and the exception types that it is retried on.
 
     Raises:
@@ -207,7 +207,7 @@ def _key(function: Any, retry_on: ExceptionTypes) -> Hashable:
     return (id(function), retry_on) if retry_on else id(function)
 
 
-def _digest(body: Payload) -> bytes:
+def _digest(body: Body) -> bytes:
     parts = [body] if isinstance(body, bytes) else body.parts
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for part in parts:
