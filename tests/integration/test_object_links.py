@@ -284,3 +284,39 @@ def test_a_peer_without_the_object_says_so(peer: Peer) -> None:
 
         peer.wait()
         peer.target.close()  # Nothing holds it.
+
+
+def test_who_sends_something_small_does_not_write_chunks_that_another_thread_is_to_write() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        here.setblocking(False)
+        receiver = Connection.trusted()
+        target = bytearray(len(VALUE))
+        receiver.receive_into(NUMBER, target, len(VALUE))
+        receiver.send(FetchObject(NUMBER, 1, len(VALUE)))
+        there.sendall(b"".join(receiver.data_to_send()))
+        link = MeshLink(here, Connection.trusted())
+        assert link.receive() == [FetchObject(NUMBER, 1, len(VALUE))]
+        link.connection.send_object(NUMBER, [VALUE], len(VALUE))
+        while not link.wants_write or link.wait(0, writable=True)[1]:
+            link.flush()
+
+        received: List[Any] = []
+
+        def read() -> None:
+            buffer = receiver.get_buffer()
+            received.extend(receiver.buffer_updated(there.recv_into(buffer), 0.0))
+
+        outgoing = link.connection._outgoing[NUMBER]
+        before = outgoing.offset
+        while not received:
+            link.send([Query(1, "x", {})])
+            read()
+        assert outgoing.offset == before
+        assert link.wants_write
+
+        while ObjectSent(NUMBER) not in received:
+            link.flush()
+            read()
+        assert target == VALUE
+        assert not link.wants_write
