@@ -6,7 +6,7 @@ import functools
 import logging
 import sys
 import types
-from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterable, Optional, Tuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterable, List, Optional, Tuple, TypeVar, cast
 
 from gpumesh.client.decorator import accelerate
 from gpumesh.client.futures import MeshFuture
@@ -63,8 +63,14 @@ class _Recipe:
         if travel.cargo is not None:
             spec = spec._replace(code=travel.cargo.digest)
         handle = session.define(exported, spec, travel.cargo)
+        handle.others = functools.partial(self._with_modules_of, session, travel) if travel.others else None
         self._known = (exported, session, handle, travel)
         return handle
+
+    def _with_modules_of(self, session: Session, travel: Any, handle: SpecHandle, payloads: List[Any]) -> SpecHandle:
+        """A handle that takes along what arguments are made of, too."""
+        names = travel.mentioned_in(payloads)
+        return self.handle(session) if names and session.ship_modules(names) else handle
 
     def check_local_device(self) -> None:
         """Refuse to run here what is bound to a device that is not here."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Iterator, List, Optional, Protocol
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional, Protocol
 
 from gpumesh.config import MIB
 from gpumesh.model.payloads import payload_bytes
@@ -36,7 +36,7 @@ class Sink(Protocol):
 class SpecHandle:
     """One function with one set of options, known to a session under one number."""
 
-    __slots__ = ("number", "spec", "exported", "name", "session", "cargo", "lane")
+    __slots__ = ("number", "spec", "exported", "name", "session", "cargo", "others", "lane")
 
     def __init__(self, number: int, spec: TaskSpec, exported: Any, session: Any, cargo: Any = None) -> None:
         self.number = number
@@ -45,7 +45,12 @@ class SpecHandle:
         self.name = spec.name
         self.session = session
         self.cargo = cargo  # The modules that travel with it, as serialization.shipping found them; None: none.
+        self.others: Optional[Others] = None  # There are modules that do not travel with it, and arguments may need them.
         self.lane: Optional[Lane] = None  # Of the channel used last.
+
+
+Others = Callable[[SpecHandle, List[Any]], SpecHandle]
+"""The handle to use for these payloads: the same one, or one that takes more modules along."""
 
 
 class Lane:

@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Protocol, Sequence, Set, Tuple, Union
 
 from gpumesh.client.channel import AnyCondition, Channel, Sink, SpecHandle
 from gpumesh.client.output import OutputHook
@@ -121,6 +121,10 @@ class Session:
         """Send a folder's content, or a file, along with every function. Raises as `Shipper.add`."""
         self._open_shipper().add(path)
 
+    def ship_modules(self, names: Set[str]) -> bool:
+        """Send these modules along with every function, as far as there is room; whether that is new."""
+        return bool(self._open_shipper().add_modules(names))
+
     def _open_shipper(self) -> Any:
         if self._shipper is None:
             from gpumesh.serialization.shipping import Shipper
@@ -149,6 +153,8 @@ class Session:
             AuthenticationError, VersionMismatchError, ProtocolError: Somebody else answers.
             MeshClosedError: The session is closed.
         """
+        if handle.others is not None:
+            handle = handle.others(handle, [payload])
         channel = self._channel
         if channel is None:
             channel = self._choose()
@@ -164,6 +170,8 @@ class Session:
 
         The list belongs to the session from now on.
         """
+        if handle.others is not None:
+            handle = handle.others(handle, payloads)
         channel = self._channel
         if channel is None:
             channel = self._choose()

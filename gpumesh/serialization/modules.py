@@ -127,6 +127,39 @@ def have_appeared(names: Iterable[str]) -> bool:
     return any(_look_for(name, None) is not None for name in names)
 
 
+def loaded_besides(claims: Iterable[str]) -> List[str]:
+    """Local modules that are loaded, without those that these claims (`cargo.Parcel.claims`) are about."""
+    found: List[str] = []
+    claimed = set(claims)
+    for name, module in list(sys.modules.items()):
+        is_local = _locals.get(name)
+        if is_local is None:
+            file = getattr(module, "__dict__", {}).get("__file__")
+            is_local = _locals[name] = (
+                name.partition(".")[0] not in _NEVER
+                and isinstance(file, str)
+                and file.endswith(".py")
+                and is_local_path(os.path.abspath(file))
+            )
+        if is_local and not _is_claimed(name, claimed):
+            found.append(name)
+    return found
+
+
+def _is_claimed(name: str, claimed: Set[str]) -> bool:
+    above = name.rpartition(".")[0]
+    if above + ".*" in claimed:
+        return True
+    while name:
+        if name in claimed:
+            return True
+        name = name.rpartition(".")[0]
+    return False
+
+
+_locals: Dict[str, bool] = {}  # Loaded modules looked at before.
+
+
 class _Search:
     """Finds modules by name; remembers what it has seen, as long as it lives."""
 

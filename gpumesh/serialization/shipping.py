@@ -18,6 +18,7 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set
 
 from gpumesh.config import CODE_CHECK_BURST_SECONDS, CODE_CHECK_SHARE, MAX_CODE_BYTES
 from gpumesh.errors import SerializationError
+from gpumesh.model.payloads import OutOfBand
 from gpumesh.serialization import folders, modules
 from gpumesh.serialization.cargo import Parcel, pack
 from gpumesh.serialization.modules import SHIPPED, Module, Origin
@@ -52,12 +53,13 @@ class Cargo:
 class Travel:
     """What was found for one function, until something that it depends on has changed."""
 
-    __slots__ = ("cargo", "_shipper", "_version", "_names", "_missing", "_seen", "_loaded", "_next_look")
+    __slots__ = ("cargo", "others", "_shipper", "_version", "_names", "_missing", "_seen", "_loaded", "_next_look")
 
     def __init__(
         self, shipper: Shipper, cargo: Optional[Cargo], names: FrozenSet[str], missing: Set[str], sources: List[Source]
     ) -> None:
         self.cargo = cargo  # None: it takes nothing along.
+        self.others = self._others()  # Local modules that are loaded and stay here, as pickles mention them.
         self._shipper = shipper
         self._version = shipper.version
         self._names = names  # Of the main program.
@@ -76,8 +78,26 @@ class Travel:
         loaded = len(sys.modules)
         if self._version != self._shipper.version or modules.main_names() != self._names:
             return False
+        if self.others != self._others():
+            return False
         self._loaded = loaded
         return time.perf_counter() < self._next_look or self._look()
+
+    def _others(self) -> List[Tuple[bytes, str]]:
+        parcels = self.cargo.parcels if self.cargo is not None else []
+        names = modules.loaded_besides(claim for parcel in parcels for claim in parcel.claims)
+        return [(_mark(name), name) for name in names if len(name.encode()) < 256]
+
+    def mentioned_in(self, payloads: Iterable[Any]) -> Set[str]:
+        """Which of the others a pickle refers to."""
+        found: Set[str] = set()
+        for payload in payloads:
+            data = payload if type(payload) is bytes else getattr(payload, "value", None)
+            if type(data) is OutOfBand:
+                data = data.parts[0]
+            if type(data) is bytes:
+                found.update(name for mark, name in self.others if data.find(mark) >= 0)
+        return found
 
     def _look(self) -> bool:
         started = time.perf_counter()
@@ -94,6 +114,7 @@ class Shipper:
     def __init__(self) -> None:
         self.version = 0  # Of what was named.
         self._named: List[Origin] = []
+        self._further: Set[str] = set()  # Modules that arguments were made of.
 
     def add(self, path: Any) -> None:
         """Take a folder's content, or a file, along with every function from now on.
@@ -111,6 +132,15 @@ class Shipper:
             _check_size([source], f"ship({str(path)!r})")
             self._named.append(origin)
             self.version += 1
+
+    def add_modules(self, names: Set[str]) -> bool:
+        """Take these along with every function from now on, as far as there is room; whether that is new."""
+        with _lock:
+            if names <= self._further:
+                return False
+            self._further |= names
+            self.version += 1
+            return True
 
     def travel(self, name: str, names: Iterable[str], *, packages: Sequence[str] = ()) -> Travel:
         """What a function takes along.
@@ -133,7 +163,7 @@ class Shipper:
             for source in sources:
                 source.list()
             _check_size(sources, name)
-            further = modules.reach(main, without=without).modules if main else {}
+            further = modules.reach(main | self._further, without=without).modules if main or self._further else {}
             sources += _that_fit(_sources_of(further.values()), sources)
             parcels = [source.parcel() for source in sorted(sources, key=lambda source: source.order)]
             return Travel(self, _cargo(parcels, sources), frozenset(main), needed.missing, sources)
@@ -179,6 +209,11 @@ def named_origin(path: Any) -> Origin:
     if not os.path.isdir(found) and not os.path.isfile(found):
         raise ValueError(f"ship({str(path)!r}): there is no such folder or file; it would be {found}")
     return Origin(SHIPPED, found, found)
+
+
+def _mark(name: str) -> bytes:
+    """A module's name as a pickle writes it."""
+    return b"\x8c" + bytes([len(name.encode())]) + name.encode()
 
 
 def _source(origin: Origin) -> Source:

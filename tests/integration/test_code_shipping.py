@@ -177,3 +177,18 @@ def test_a_mesh_in_this_programs_own_processes_sees_edits_too(project: Project) 
         assert f.remote().result() == 1
         touch_later(project.write("of_local.py", "def f():\n    return 2\n"))
         assert f.remote().result() == 2
+
+
+def test_what_arguments_are_made_of_comes_along_when_nothing_else_names_it(mesh: GPUMesh, project: Project) -> None:
+    project.write("of_arguments.py", "class Config:\n    def __init__(self, x):\n        self.x = x\n")
+    project.write("of_more_arguments.py", "class Other:\n    x = 'other'\n")
+    project.write(
+        "duck.py",
+        "def f(config):\n    return config.x\n\ndef g(pair, extra=None):\n    return pair['config'].x, extra and extra[0].x\n",
+    )
+    config, other, duck = load("of_arguments").Config, load("of_more_arguments").Other, load("duck")
+    f, g = accelerate(mesh)(duck.f), accelerate(mesh)(duck.g)
+
+    assert f.map([config(1), config(2), other()]).result() == [1, 2, "other"]
+    assert f.map(iter([config(3)])).result() == [3]
+    assert g.remote({"config": config(4)}, extra=[other()]).result() == (4, "other")

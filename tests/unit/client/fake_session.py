@@ -21,6 +21,7 @@ class _Travel:
     """Nothing goes along with any function."""
 
     cargo = None
+    others = ()
 
     def holds(self) -> bool:
         return True
