@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import tempfile
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from gpumesh.config import CODE_CACHE_BYTES, CODE_CACHE_ENTRIES, MAX_CODE_BYTES
@@ -82,7 +81,8 @@ class CodeFolder:
             if os.path.isdir(folder):
                 return  # A sibling was quicker.
             self._tidy(total)
-            part = tempfile.mkdtemp(prefix=".part-", dir=self.root)
+            part = os.path.join(self.root, f".part-{os.getpid()}-{os.urandom(4).hex()}")
+            os.mkdir(part, 0o700)
             try:
                 _write(files, part)
                 os.write(self._held[folder], b"%d" % total)
@@ -175,14 +175,21 @@ def _find_root() -> str:
     if named:
         os.makedirs(named, mode=0o700, exist_ok=True)
         return os.path.abspath(named)
-    for folder in (_cache_folder(), os.path.join(tempfile.gettempdir(), f"gpumesh-code-{_user()}")):
-        try:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            if _is_ours(os.lstat(folder)) and os.access(folder, os.W_OK | os.X_OK):
-                return folder
-        except OSError:
-            continue
-    return tempfile.mkdtemp(prefix="gpumesh-code-")
+    folder = _cache_folder()
+    if _is_usable(folder):
+        return folder
+    import tempfile
+
+    folder = os.path.join(tempfile.gettempdir(), f"gpumesh-code-{_user()}")
+    return folder if _is_usable(folder) else tempfile.mkdtemp(prefix="gpumesh-code-")
+
+
+def _is_usable(folder: str) -> bool:
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        return _is_ours(os.lstat(folder)) and os.access(folder, os.W_OK | os.X_OK)
+    except OSError:
+        return False
 
 
 def _cache_folder() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
@@ -297,7 +298,7 @@ def test_a_full_disk_is_told_with_what_to_do(folder: CodeFolder, monkeypatch: py
 def test_a_cache_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUMESH_CODE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(code_folder.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
     open_to_all = tmp_path / "gpumesh" / "code"
     open_to_all.mkdir(parents=True)
     open_to_all.chmod(0o777)
