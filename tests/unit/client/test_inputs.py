@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
-import numpy as np
 import pytest
 
 from gpumesh.client.futures import MeshFuture
@@ -25,6 +24,8 @@ from tests.unit.client.fake_mesh import Exported, FakeMesh
 from tests.unit.client.fake_session import until
 from tests.unit.client.test_objects import ELSEWHERE, kinds, taken
 from tests.unit.client.test_session import SPEC, ManySink, connect, start
+
+np = pytest.importorskip("numpy")
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any, Iterator, List
 
-import numpy as np
 import pytest
 
 from gpumesh import GPUMesh
@@ -37,6 +36,8 @@ from gpumesh.serialization.values import dumps
 from tests.unit.client.fake_mesh import FakeMesh
 from tests.unit.client.fake_session import until
 from tests.unit.client.test_session import connect, start
+
+np = pytest.importorskip("numpy")
 
 ELSEWHERE = 0x5555_00000000
 """Objects that others made have ids from here on."""
