@@ -160,8 +160,20 @@ def test_what_did_not_change_is_not_sent_again(project: Project, own_mesh: GPUMe
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
-def test_an_unreadable_file_is_left_out_and_told(project: Project, own_mesh: GPUMesh, caplog: pytest.LogCaptureFixture) -> None:
-    own_mesh.ship(project.root)
+def test_an_unreadable_file_is_left_out_and_told_once(
+    tmp_path: Path, own_mesh: GPUMesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    guarded = Project(tmp_path / "guarded")
+    guarded.write("f77_guarded.py", "x = 1")
+    guarded.write("unreadable.bin", "secret").chmod(0)
+    own_mesh.ship(guarded.root)
 
-    assert accelerate(own_mesh)(look_around).remote().result()[0] == 42
-    assert "unreadable.bin cannot be read, so it does not travel" in caplog.text
+    @accelerate(own_mesh)
+    def names() -> List[str]:
+        import f77_guarded
+
+        return sorted(os.listdir(Path(f77_guarded.__file__).parent))
+
+    assert "unreadable.bin" not in names.remote().result()
+    assert names.remote().result()
+    assert caplog.text.count("unreadable.bin cannot be read, so it does not travel") == 1
