@@ -180,6 +180,10 @@ class State(enum.Enum):
     CLOSED = enum.auto()
 
 
+_OPEN = State.OPEN  # Looked up for every message; a member of an enum is slow to find.
+_CLOSED = State.CLOSED
+
+
 class _Transfer:
     """One message on the bulk lane."""
 
@@ -375,12 +379,13 @@ class Connection:
 
     def buffer_updated(self, count: int, now: float) -> List[Any]:
         """`count` bytes arrived in the last `get_buffer()`; what follows from them, in order."""
-        if self.state is State.CLOSED:
+        if self.state is _CLOSED:
             return []
-        self._silent_seconds = now - self._last_received
+        if self._targets:
+            self._silent_seconds = now - self._last_received
         self._last_received = now
         received = self._decoder.buffer_updated(count)
-        if self.state is State.OPEN:
+        if self.state is _OPEN:
             return self._messages(received)
         try:
             events = self._handshake(now)
@@ -575,9 +580,9 @@ class Connection:
         Raises:
             ProtocolError: It cannot be put on the wire (not plain data, or one item over the limit).
         """
-        if self.state is State.CLOSED:
+        if self.state is _CLOSED:
             return
-        assert self.state is State.OPEN, f"{type(message).__name__} sent in state {self.state.name}"
+        assert self.state is _OPEN, f"{type(message).__name__} sent in state {self.state.name}"
         tag, body, buffers = self._encoder.encode(message)
         if tag == _OBJECT_AT:
             self._fetches.discard(message.number)

@@ -281,7 +281,7 @@ def test_a_known_peer_who_breaks_the_rules_is_told_and_shown_out(mesh: EmbeddedM
 def test_a_message_kind_from_the_future_is_answered_not_punished(mesh: EmbeddedMesh) -> None:
     sock, connection = handshake(mesh.address.port, mesh.token)
     with sock:
-        sock.sendall(encoded(RegisterClient(77, "future")) + frame(0x6E, b"\x90") + encoded(Query(1, "workers", {})))
+        sock.sendall(encoded(RegisterClient(77, "future")) + frame(0x7E, b"\x90") + encoded(Query(1, "workers", {})))
         events: List[Any] = []
         sock.settimeout(5)
         while not any(type(event).__name__ == "Answer" for event in events):
