@@ -9,6 +9,7 @@ from typing import Any, Iterable, List, Set, Tuple
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 _LOAD_CONST = dis.opmap["LOAD_CONST"]
 _EXTENDED_ARG = dis.EXTENDED_ARG
+_CAUGHT = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 
 
 def imported_names(code: types.CodeType, package: str) -> Set[str]:
@@ -72,3 +73,46 @@ def _absolute(name: str, level: Any, package: str) -> str:
     if level > len(parts):
         return ""  # Fails wherever it runs.
     return ".".join(parts[: len(parts) - level + 1] + ([name] if name else []))
+
+
+def is_optional(name: str, path: str, package: str) -> bool:
+    """Whether every import of module `name` in a source file stands where an ImportError is caught."""
+    import ast
+
+    try:
+        with open(path, "rb") as file:
+            tree = ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return not any(_imports_name(statement, name, package) for statement in _unguarded(tree))
+
+
+def _unguarded(tree: Any) -> Iterable[Any]:
+    """Imports outside of a `try` that survives their failure."""
+    import ast
+
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif isinstance(node, ast.Try) and any(_catches(handler) for handler in node.handlers):
+            waiting.extend([*node.handlers, *node.orelse, *node.finalbody])
+        else:
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _catches(handler: Any) -> bool:
+    import ast
+
+    if handler.type is None:
+        return True
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(isinstance(kind, ast.Name) and kind.id in _CAUGHT for kind in kinds)
+
+
+def _imports_name(statement: Any, name: str, package: str) -> bool:
+    import ast
+
+    code = compile(ast.Module([statement], []), "", "exec", dont_inherit=True)
+    return any(found == name or found.startswith(name + ".") for found in imported_names(code, package))

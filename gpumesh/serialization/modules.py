@@ -18,7 +18,7 @@ import types
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple
 
 from gpumesh.model.records import NamedTuple
-from gpumesh.serialization.imports import imported_names
+from gpumesh.serialization.imports import imported_names, is_optional
 
 PACKAGE, FOLDER, FILE, SHIPPED = "package", "folder", "file", "shipped"
 
@@ -28,7 +28,6 @@ _INSTALLED = ("site-packages", "dist-packages")
 _NEVER = frozenset({"gpumesh", "__main__", "__mp_main__", *sys.builtin_module_names, *getattr(sys, "stdlib_module_names", ())})
 _EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 _PYC_HEADER = 16
-_OPTIONAL = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 
 
 class Origin(NamedTuple):
@@ -101,7 +100,7 @@ def reach(names: Iterable[str], *, without: FrozenSet[str] = frozenset()) -> Rea
                 missing.add(name)
             continue
         if module.is_extension:
-            if extension is None and not (importer and _is_optional(found[importer], name)):
+            if extension is None and not (importer and is_optional(name, found[importer].path, found[importer].package)):
                 extension = module, importer
             continue
         found[name] = module
@@ -318,46 +317,3 @@ def _code(path: str, status: os.stat_result) -> Optional[types.CodeType]:
             return compile(source, path, "exec", dont_inherit=True)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None  # Whoever imports it will be told.
-
-
-def _is_optional(importer: Module, name: str) -> bool:
-    """Whether every import of `name` in a module stands where an ImportError is caught."""
-    import ast
-
-    try:
-        with open(importer.path, "rb") as file:
-            tree = ast.parse(file.read())
-    except (OSError, SyntaxError, ValueError):
-        return False
-    return not any(_imports_name(statement, name, importer.package) for statement in _unguarded(tree))
-
-
-def _unguarded(tree: Any) -> Iterable[Any]:
-    """Imports outside of a `try` that survives their failure."""
-    import ast
-
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield node
-        elif isinstance(node, ast.Try) and any(_catches(handler) for handler in node.handlers):
-            waiting.extend([*node.handlers, *node.orelse, *node.finalbody])
-        else:
-            waiting.extend(ast.iter_child_nodes(node))
-
-
-def _catches(handler: Any) -> bool:
-    import ast
-
-    if handler.type is None:
-        return True
-    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(isinstance(kind, ast.Name) and kind.id in _OPTIONAL for kind in kinds)
-
-
-def _imports_name(statement: Any, name: str, package: str) -> bool:
-    import ast
-
-    code = compile(ast.Module([statement], []), "", "exec", dont_inherit=True)
-    return any(found == name or found.startswith(name + ".") for found in imported_names(code, package))

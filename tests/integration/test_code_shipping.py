@@ -192,3 +192,16 @@ def test_what_arguments_are_made_of_comes_along_when_nothing_else_names_it(mesh:
     assert f.map([config(1), config(2), other()]).result() == [1, 2, "other"]
     assert f.map(iter([config(3)])).result() == [3]
     assert g.remote({"config": config(4)}, extra=[other()]).result() == (4, "other")
+
+
+def test_after_a_coordinator_was_lost_its_successor_gets_the_code_again(project: Project) -> None:
+    project.write("of_reconnect.py", "def f():\n    return 'here'\n")
+    first = GPUMesh.start_coordinator(port=0)
+    port, token = int(first.url.rpartition(":")[2]), first.token
+    with GPUMesh.add_worker(first.url, token=token, slots=1), GPUMesh(first.url, token=token, fallback=False) as own:
+        f = accelerate(own)(load("of_reconnect").f)
+        assert f.remote().result() == "here"
+        first.stop()
+        second = GPUMesh.start_coordinator(port=port, token=token)
+        assert f.remote().result(timeout=30) == "here"
+        second.stop()
