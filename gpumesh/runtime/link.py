@@ -33,10 +33,13 @@ class Turn:
         self.waiting: List[PeerLink] = []
 
     def end(self) -> None:
-        """Flush what has little to say; the others are due in the loop's next round."""
+        """Flush what has little to say; the others are due in the loop's next round.
+
+        The last first: results are sent before the work that follows from them, and whoever gets work has more to do.
+        """
         self.is_running = False
         waiting, self.waiting = self.waiting, []
-        for link in waiting:
+        for link in reversed(waiting):
             link.flush_or_defer()
 
 
