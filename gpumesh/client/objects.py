@@ -147,6 +147,7 @@ class ObjectSpace:
         self._shared_on: Any = None  # The link of which `_shares` is known.
         self._shares = False
         self._sources: Dict[int, List[Any]] = {}  # Objects that the other side may fetch from here: their parts.
+        self._unwritten: Dict[int, Tuple[int, int]] = {}  # Segments asked for, by number: object and size.
         self._sending: Dict[int, int] = {}  # Fetch number -> object that leaves through it.
         self._pins: Dict[int, _Pin] = {}  # By their own id(): they must live until they have told.
         self._unpinned: Deque[Any] = deque()  # Pins whose mapping is gone, and (oid, link).
@@ -218,11 +219,21 @@ class ObjectSpace:
 
     def _store_here(self, link: MeshLink, oid: int, nbytes: int, parts: List[Any], oids: List[int]) -> None:
         number = next(self._numbers)
-        (created,) = self._ask(link, [(number, _Reply())], [CreateSegment(number, oid, nbytes)], None)
+        reply = _Reply()
+        self._unwritten[number] = (oid, nbytes)
+        try:
+            (created,) = self._ask(link, [(number, reply)], [CreateSegment(number, oid, nbytes)], None)
+        except _ConnectionLost:
+            self._unwritten.pop(number, None)
+            raise
+        except BaseException:  # Interrupted: the segment goes back as it is when it comes.
+            if reply.event is not None:
+                self._give_back(link, reply.event)
+            raise
+        self._unwritten.pop(number, None)
         if created.error:
             raise self._error_of(created.error, oid)
-        name = os.path.basename(created.path)
-        written = PutObject(oid, nbytes, name, None, oids)
+        written = PutObject(oid, nbytes, os.path.basename(created.path), None, oids)
         try:
             with self._writing:
                 if self._writer is None:
@@ -242,6 +253,13 @@ class ObjectSpace:
                 ) from error
             raise
         self._post(link, [written])
+
+    def _give_back(self, link: MeshLink, created: SegmentCreated) -> None:
+        """Nobody will write this segment: an object that is released at once."""
+        oid, nbytes = self._unwritten.pop(created.number, (0, 0))
+        if nbytes and created.path:
+            segment = os.path.basename(created.path)
+            self._channel.post(link, [PutObject(oid, nbytes, segment, None, []), ReleaseRefs([(oid, 1)])])
 
     def _store_there(self, link: MeshLink, oid: int, nbytes: int, parts: List[Any], oids: List[int]) -> None:
         self._sources[oid] = parts
@@ -291,7 +309,20 @@ class ObjectSpace:
                 break
             except _ConnectionLost:
                 continue
-        return [self._load(link, ref, *reply) for ref, reply in zip(some, found)]
+        values: List[Any] = []
+        try:
+            for ref, (event, target) in zip(some, found):
+                values.append(self._load(link, ref, event, target))
+        except BaseException:
+            self._unpin_answers(link, [event for event, _ in found[len(values) + 1 :]])
+            raise
+        return values
+
+    def _unpin_answers(self, link: MeshLink, events: Sequence[Any]) -> None:
+        """Nobody will map what these say."""
+        for event in events:
+            if type(event) is ObjectAt and event.path:
+                self._unpin((event.oid, link))
 
     def _locate(self, link: MeshLink, some: List[ObjectRef], deadline: Optional[float]) -> List[Tuple[Any, Any]]:
         replies: List[Tuple[int, _Reply]] = []
@@ -406,6 +437,9 @@ class ObjectSpace:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._channel.drive_until(are_there, self._condition, left):
                 raise FutureTimeoutError("the value is not here yet; ask again later, or give it more time")
+        except BaseException:
+            self._unpin_answers(link, [reply.event for _, reply in replies])
+            raise
         finally:
             for key, _ in replies:
                 self._replies.pop(key, None)
@@ -435,6 +469,8 @@ class ObjectSpace:
                 self._answer(reply, event)
             elif kind is ObjectAt and event.path:  # Whoever asked was interrupted.
                 self._unpin((event.oid, link))
+            elif kind is SegmentCreated:
+                self._give_back(link, event)
         elif kind is ObjectStored:
             reply = self._replies.pop(("stored", event.oid), None)
             if reply is not None:
@@ -526,6 +562,7 @@ class ObjectSpace:
         offers, self._offers = self._offers, deque()
         replies, self._replies = self._replies, {}
         self._shared_on = None
+        self._unwritten.clear()
         self._sending.clear()
         with self._condition:
             for reply in itertools.chain(offers, replies.values()):

@@ -582,3 +582,78 @@ def test_the_top_level_functions_use_the_default_mesh(near: FakeMesh, monkeypatc
         assert ref.space is mesh._open_session().objects()
         stranger = ObjectRef(ref.oid, ref.nbytes)
         assert gpumesh.get(stranger) == [1, 2]
+
+
+# --- interrupts
+
+
+@pytest.mark.parametrize("when", ["before the segment comes", "as it comes"])
+def test_a_put_that_is_interrupted_gives_its_segment_back(near: FakeMesh, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    with _session(near) as session:
+        space = session.objects()
+        space.put(np.zeros(100_000))
+        drive_until = space._channel.drive_until
+
+        def interrupted(*arguments: Any) -> bool:
+            if when == "as it comes":
+                assert drive_until(*arguments)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(space._channel, "drive_until", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            space.put(np.ones(100_000))
+        monkeypatch.undo()
+
+        near.until(lambda: len(kinds(near, PutObject)) == 2)
+        oid = kinds(near, PutObject)[1].oid
+        near.until(lambda: (oid, 1) in [pair for message in kinds(near, ReleaseRefs) for pair in message.objects])
+        assert space.get(space.put(np.ones(100_000))).sum() == 100_000
+
+
+def test_a_put_to_another_host_that_is_interrupted_takes_back_what_was_sent(
+    far: FakeMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _session(far) as session:
+        space = session.objects()
+        space.put(np.zeros(100_000))
+        drive_until = space._channel.drive_until
+
+        def interrupted(done: Any, *arguments: Any) -> bool:
+            assert drive_until(lambda: bool(space._sending), *arguments)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(space._channel, "drive_until", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            space.put(np.ones(5_000_000))  # 40 MB: far more than the credit that it begins with.
+        monkeypatch.undo()
+
+        far.until(lambda: any(message.error.startswith("lost: ") for message in kinds(far, ObjectAt)))
+        assert space.get(space.put(np.ones(100_000))).sum() == 100_000
+
+
+def test_those_that_are_not_lost_are_unpinned_with_the_error_of_the_other(near: FakeMesh) -> None:
+    with _session(near) as session:
+        space = session.objects()
+        refs = [space.put(np.full(100_000, number)) for number in range(4)]
+        near.until(lambda: len(near.objects) == 4)
+        del near.objects[refs[1].oid]
+        with pytest.raises(ObjectLostError):
+            space.get(refs)
+        near.until(lambda: sum(count for message in kinds(near, UnpinObjects) for _, count in message.objects) == 3)
+
+
+def test_a_get_that_is_interrupted_unpins_what_has_come(near: FakeMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    with _session(near) as session:
+        space = session.objects()
+        ref = space.put(np.zeros(100_000))
+        drive_until = space._channel.drive_until
+
+        def interrupted(*arguments: Any) -> bool:
+            assert drive_until(*arguments)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(space._channel, "drive_until", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            space.get([ref, ref])
+        monkeypatch.undo()
+        near.until(lambda: sum(count for message in kinds(near, UnpinObjects) for _, count in message.objects) == 2)
