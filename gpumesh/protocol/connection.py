@@ -97,8 +97,9 @@ UNFILLED_BYTES = 32 * MIB  # Memory held for chunks that have not come yet; a la
 
 MAX_WINDOW_BYTES = 32 * MIB  # Of one object: 300 MB/s at a round trip of 100 ms.
 SHORT_WINDOW_BYTES = 1 * MIB  # Left to each object when many share the link.
-STALL_SECONDS = 0.002  # A shorter silence is the other process waiting for a processor.
-STALL_FRACTION = 0.25  # Of the time that two windows took: waiting longer for credit, the window doubles.
+STALL_SECONDS = 0.002  # Where any credit works sooner than this, silence is a process waiting for a processor.
+STALL_FRACTION = 0.25  # Of the time that some windows took: waiting longer for credit, the window doubles.
+ROUND_SECONDS = 0.05  # Looked at at least: two processes that take turns on one processor are no long way.
 OBJECT_CHUNK_BYTES = 512 * 1024  # Of an object: what one process writes while the other reads stays in the processor's cache.
 OBJECT_TRANSFER = 1 << 31  # Set in the number of every transfer that answers a FetchObject, in no other.
 
@@ -254,6 +255,7 @@ class _Target:
         "credited",
         "edges",
         "stalled_seconds",
+        "quickest_seconds",
         "round_start",
         "round_offset",
     )
@@ -266,8 +268,9 @@ class _Target:
         self.window = window  # Bytes that should be under way. It grows on a link with long round trips.
         self.limit = window  # Bytes that the sender may have sent.
         self.credited = 0  # What was added to the first window.
-        self.edges: Deque[int] = deque()  # Limits of the past: what comes there shows how long the credit took that moved it.
+        self.edges: Deque[Tuple[int, float]] = deque()  # Limits of the past, and when credit moved them.
         self.stalled_seconds = 0.0  # The link was silent, since `round_start`, while this object's credit was on its way.
+        self.quickest_seconds = _NEVER  # From credit to what it let come, since then.
         self.round_start = 0.0
         self.round_offset = 0
 
@@ -891,15 +894,15 @@ class Connection:
         if offset == 0:
             target.window = max(target.window, self._window_bytes)
             target.round_start = now
-        elif target.edges and offset == target.edges[0]:
-            target.edges.popleft()
-            if self._silent_seconds > STALL_SECONDS:
-                target.stalled_seconds += self._silent_seconds
-        if target.filled - target.round_offset >= 2 * target.window:
-            if target.stalled_seconds > STALL_FRACTION * (now - target.round_start):
+        elif target.edges and offset == target.edges[0][0]:
+            target.quickest_seconds = min(target.quickest_seconds, now - target.edges.popleft()[1])
+            target.stalled_seconds += self._silent_seconds
+        if target.filled - target.round_offset >= 2 * target.window and now - target.round_start >= ROUND_SECONDS:
+            is_long = target.quickest_seconds > STALL_SECONDS
+            if is_long and target.stalled_seconds > STALL_FRACTION * (now - target.round_start):
                 target.window = max(target.window, min(2 * target.window, MAX_WINDOW_BYTES))
                 self._window_bytes = max(self._window_bytes, target.window)
-            target.stalled_seconds = 0.0
+            target.stalled_seconds, target.quickest_seconds = 0.0, _NEVER
             target.round_start, target.round_offset = now, target.filled
         window = target.window
         if window > SHORT_WINDOW_BYTES and len(self._targets) > 1:
@@ -910,7 +913,7 @@ class Connection:
         limit = min(limit, target.total)
         self.send(TransferCredit(number, limit - target.limit))
         target.credited += limit - target.limit
-        target.edges.append(target.limit)
+        target.edges.append((target.limit, now))
         target.limit = limit
 
     def _waste(self, size: int) -> memoryview:
