@@ -150,7 +150,8 @@ class AcceleratedFunction(Generic[P, R]):
         if refs.are_used or MeshFuture in map(type, args) or (kwargs and MeshFuture in map(type, kwargs.values())):
             from gpumesh.client.inputs import pack_call
 
-            payload = pack_call(args, kwargs, what=recipe.name, function=recipe.function)
+            captured = handle.exported.refs
+            payload = pack_call(args, kwargs, what=recipe.name, function=recipe.function, captured=captured)
         else:
             payload = dumps_call(args, kwargs, what=recipe.name, function=recipe.function, snapshot=False)
             if type(payload) is not bytes or len(payload) >= INLINE_VALUE_BYTES:

@@ -171,11 +171,21 @@ def has_parts(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
 
 
 def pack_call(
-    args: Tuple[Any, ...], kwargs: Dict[str, Any], *, what: str, function: Optional[Callable[..., Any]]
+    args: Tuple[Any, ...],
+    kwargs: Dict[str, Any],
+    *,
+    what: str,
+    function: Optional[Callable[..., Any]],
+    captured: Sequence[Callable[[], Optional[ObjectRef]]] = (),
 ) -> Union[bytes, Call]:
     """The arguments of a call as a payload: bytes if it is a small one without futures and references.
 
     What is large in it still lies in the user's own arrays: store it before they can change.
+
+    Args:
+        what: The function's name in an error message.
+        function: Asked for its parameters' names there.
+        captured: References that the function itself refers to, weakly; the call keeps them alive, as the function may be gone soon.
 
     Raises:
         SerializationError: An argument cannot be pickled.
@@ -193,6 +203,10 @@ def pack_call(
         return Call(value, inputs) if inputs or is_large(value) else value
     with refs.collecting() as collected:
         value = dumps_call(args, kwargs, what=what, function=function, snapshot=False)
+    for weak in captured:
+        ref = weak()
+        if ref is not None:
+            collected.setdefault(ref.oid, ref)
     if not inputs and not collected and not is_large(value):
         return value  # type: ignore[no-any-return]
     return Call(value, inputs, list(collected.values()))

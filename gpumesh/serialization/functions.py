@@ -15,6 +15,7 @@ from gpumesh.errors import SerializationError
 from gpumesh.model.payloads import Body, payload_bytes
 from gpumesh.model.records import NamedTuple
 from gpumesh.serialization import values
+from gpumesh.serialization.refs import collecting
 
 DIGEST_BYTES = 16
 _CO_GENERATOR = 0x20
@@ -33,6 +34,7 @@ class Exported(NamedTuple):
     name: str  # For people.
     python: str  # "3.11" where the body holds bytecode, which only that version can run; "" where any can.
     modules: Tuple[str, ...] = ()  # That it refers to, or imports when it runs; names of what is none may be among them.
+    refs: Tuple[Callable[[], Any], ...] = ()  # ObjectRefs that it captured, weakly: it is the function that keeps them.
 
 
 class _Entry:
@@ -88,7 +90,8 @@ class Exporter:
         if known is None:
             check_callable(target)
         try:
-            data, large, pickler = pickling.dump((target, retry_on))
+            with collecting() as captured:
+                data, large, pickler = pickling.dump((target, retry_on))
         except MemoryError:
             raise
         except Exception as error:  # Pickling runs code of the captured values' classes.
@@ -102,7 +105,8 @@ class Exporter:
                 f"{name} is {_megabytes(size)}, over the limit of {_megabytes(MAX_FUNCTION_BYTES)}{_weight(target)}"
             )
         by_value = pickler.functions or pickler.classes
-        exported = Exported(_digest(body), body, name, _PYTHON if by_value else "", _modules(pickler))
+        refs = tuple(map(weakref.ref, captured.values()))
+        exported = Exported(_digest(body), body, name, _PYTHON if by_value else "", _modules(pickler), refs)
         if known is not None and known.watch.volatile and known.exported.digest == exported.digest:
             return known.exported
         frozen = size > LARGE_FUNCTION_BYTES

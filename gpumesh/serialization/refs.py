@@ -206,6 +206,9 @@ class ObjectRef:
             collected[self.oid] = self
         return make_ref, (self.oid, self.nbytes)
 
+    def __gpumesh_reduce__(self, by_value: bool) -> Any:
+        return self.__reduce__()  # Says that what it refers to never changes: functions that captured it need no second look.
+
     def __del__(self) -> None:
         table = self._table
         if table is not None and table._forks == _forks:

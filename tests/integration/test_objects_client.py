@@ -190,3 +190,24 @@ def test_nothing_is_left_when_nobody_refers_to_it(mesh: GPUMesh) -> None:
     assert {row["id"] for row in objects(mesh)} == {f"{nested.oid:016x}", f"{oid:016x}"}
     del nested
     assert until(lambda: objects(mesh) == [])
+
+
+def test_a_function_that_is_gone_at_once_has_kept_what_it_captured(mesh: GPUMesh) -> None:
+    def start() -> List[Any]:
+        ref = mesh.put(np.ones(300_000))
+        function = accelerate(mesh)(lambda: total(gpumesh.get(ref)))
+        return [function.remote() for _ in range(5)]
+
+    futures = start()
+    gc.collect()
+    assert [future.result(20) for future in futures] == [300_000.0] * 5
+
+
+def test_a_stream_keeps_what_its_function_captured(mesh: GPUMesh) -> None:
+    def start() -> Any:
+        ref = mesh.put(np.ones(300_000))
+        return accelerate(mesh)(lambda number: total(gpumesh.get(ref)) + number).map(range(50))
+
+    stream = start()
+    gc.collect()
+    assert stream.result(30) == [300_000.0 + number for number in range(50)]

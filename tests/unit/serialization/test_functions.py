@@ -432,3 +432,24 @@ def test_a_dynamic_module_is_watched_by_pickling_again() -> None:
     module.value = 2  # type: ignore[attr-defined]
 
     assert exporter.export(f).digest != before.digest
+
+
+def test_captured_references_are_known_and_not_kept() -> None:
+    from gpumesh.serialization.refs import ObjectRef
+
+    exporter = Exporter()
+
+    def export() -> Any:
+        first, second = ObjectRef(7, 1), ObjectRef(8, 1)
+
+        def use() -> Any:
+            return first, second
+
+        exported = exporter.export(use)
+        assert [weak() for weak in exported.refs] == [first, second]
+        assert exporter.export(use) is exported  # References never change: no second look.
+        return exported
+
+    exported = export()
+    gc.collect()
+    assert [weak() for weak in exported.refs] == [None, None]
