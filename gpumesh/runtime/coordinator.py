@@ -49,6 +49,7 @@ from gpumesh.scheduler.cluster import Cluster
 logger = logging.getLogger("gpumesh.coordinator")
 
 _OK = int(Status.OK)
+_BYTES = frozenset({bytes})
 
 TRIM_TASKS = 20_000  # After so many tasks have ended and none is left, memory goes back to the system.
 TRIM_SECONDS = 0.3  # When the last results have left.
@@ -112,6 +113,7 @@ class Coordinator:
         self._payloads: Dict[int, Any] = {}  # task id -> arguments, until the task has ended.
         self._history: Dict[int, List[Dict[str, Any]]] = {}  # task id -> its failed attempts, while it is tried again.
         self._incoming: Any = ()  # The results being handled.
+        self._incoming_has_objects = False  # Some of their payloads may name objects.
         self._late: Dict[int, List[int]] = {}  # Task whose result is wanted -> tasks that have it among their arguments.
         self._held: Dict[int, List[Tuple[WorkerId, Any]]] = {}  # Object that is arriving -> results that wait for it.
         self._objects = ObjectService(
@@ -289,12 +291,13 @@ class Coordinator:
             self._payloads.update(zip(message.task_ids, message.payloads))
             ids = message.task_ids
             dependents: List[Tuple[int, Tuple[int, ...]]] = []
-            for task_id, payload in zip(ids, message.payloads):
-                if type(payload) is not bytes:
-                    self._objects.task_arrived(task_id, payload)
-                    producers = awaited_tasks(payload)
-                    if producers:
-                        dependents.append((task_id, producers))
+            if not _BYTES.issuperset(map(type, message.payloads)):
+                for task_id, payload in zip(ids, message.payloads):
+                    if type(payload) is not bytes:
+                        self._objects.task_arrived(task_id, payload)
+                        producers = awaited_tasks(payload)
+                        if producers:
+                            dependents.append((task_id, producers))
             if dependents:
                 late = {task_id for task_id, _ in dependents}
                 ids = [task_id for task_id in ids if task_id not in late]
@@ -342,15 +345,14 @@ class Coordinator:
     def _on_worker_message(self, worker: _Worker, kind: Any, message: Any) -> None:
         now = self._loop.time()
         if kind is TasksFinished:
-            if not _are_results(message.results):
+            results = message.results
+            has_objects = _have_objects(results)
+            if has_objects is None:
                 self._refuse(worker.link, "protocol", "these are not results of tasks")
                 return
-            results = message.results
-            for result in results:
-                if type(result[3]) is not bytes and result[2] == _OK:
-                    results = self._hold_back(worker, results)
-                    break
-            self._on_results(worker, results, now)
+            if has_objects:
+                results = self._hold_back(worker, results)
+            self._on_results(worker, results, now, has_objects=has_objects)
         elif kind is TaskOutput:
             self._forward_output(message)
         elif kind is WorkerChanged:
@@ -380,13 +382,14 @@ class Coordinator:
             self._functions.setdefault(digest, body)
             self._function_users[digest] = self._function_users.get(digest, 0) + 1
 
-    def _on_results(self, worker: _Worker, results: Any, now: float) -> None:
-        self._incoming = results
+    def _on_results(self, worker: _Worker, results: Any, now: float, *, has_objects: bool) -> None:
+        self._incoming, self._incoming_has_objects = results, has_objects
         self._perform(self._cluster.handle(ev.AttemptsFinished(worker.ident, results), now))
-        self._incoming = ()
-        for result in results:
-            if type(result[3]) is not bytes and result[2] == _OK:
-                self._objects.take_over(worker.ident, result[3])
+        self._incoming, self._incoming_has_objects = (), False
+        if has_objects:
+            for result in results:
+                if type(result[3]) is not bytes and result[2] == _OK:
+                    self._objects.take_over(worker.ident, result[3])
         if self._drained is not None:
             self._check_drained()
 
@@ -412,7 +415,7 @@ class Coordinator:
             worker = self._workers.get(ident)
             if worker is None:
                 continue  # The scheduler has dealt with all that was there.
-            self._on_results(worker, self._hold_back(worker, [result]), self._loop.time())
+            self._on_results(worker, self._hold_back(worker, [result]), self._loop.time(), has_objects=True)
             self._objects.ungrant_result(ident, result[3])
 
     def _on_objects_freed(self, ident: str, oids: List[int]) -> None:
@@ -504,12 +507,14 @@ class Coordinator:
             for result in action.results:
                 if result[0] in self._late:
                     self._supply(result[0], result[1], result[2])
-        has_holds = self._objects.directory.has_task_holds
         for result in action.results:
             payloads.pop(result[0], None)
-            if type(result[2]) is not bytes and result[1] == _OK and action.client in self._clients:
-                self._objects.grant_result(action.client, result[2])
-            if has_holds:
+        if self._incoming_has_objects and action.client in self._clients:
+            for result in action.results:
+                if type(result[2]) is not bytes and result[1] == _OK:
+                    self._objects.grant_result(action.client, result[2])
+        if self._objects.directory.has_task_holds:
+            for result in action.results:
                 self._objects.task_ended(result[0])
         self._ended += len(action.results)
         client = self._clients.get(action.client)
@@ -622,12 +627,15 @@ def _wrong_with_ids(task_ids: Any, client: int) -> str:
     return ""
 
 
-def _are_results(results: Any) -> bool:
-    """Whether the shape is that of TasksFinished.results; what is in a payload is nobody's business here."""
+def _have_objects(results: Any) -> Optional[bool]:
+    """Whether any payload in TasksFinished.results may name objects; None when these are no results."""
+    has_objects = False
     try:
-        for task_id, attempt, status, _, seconds in results:
+        for task_id, attempt, status, payload, seconds in results:
             if type(task_id) is not int or type(attempt) is not int or type(status) is not int or not 0 <= seconds < 1e12:
-                return False
+                return None
+            if type(payload) is not bytes:
+                has_objects = True
     except (TypeError, ValueError):
-        return False
-    return True
+        return None
+    return has_objects

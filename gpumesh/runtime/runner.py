@@ -27,7 +27,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
-from gpumesh.config import CONTROL_FRAME_BYTES, RESULT_FLUSH_SECONDS
+from gpumesh.config import CONTROL_FRAME_BYTES, INLINE_VALUE_BYTES, RESULT_FLUSH_SECONDS
 from gpumesh.errors import MeshError
 from gpumesh.model.outcomes import Status
 from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
@@ -38,6 +38,7 @@ from gpumesh.runtime.runner_objects import RunnerObjects
 from gpumesh.serialization import exceptions, functions, refs, values
 
 OUTPUT_FDS = (1, 2)
+_load_call, _dumps = values.loads_call, values.dumps  # Looked up for every task.
 HELD_RESULTS = 256  # Results held at most, whatever their age.
 HELD_BYTES = 1024 * 1024
 _OK, _RAISED, _RETRYABLE, _CANCELLED, _NOT_RUN = (
@@ -150,36 +151,37 @@ class Runner:
                 self._objects.end_task()
             return
         status = _OK
+        is_plain = type(payload) is bytes
+        objects = self._objects
         arguments: Any = None
         keywords: Any = None
         value: Any = None
         try:
             try:
                 self._is_executing = True
-                if type(payload) is not bytes:
-                    self._objects.take(payload)
+                if not is_plain:
+                    objects.take(payload)
                 function = spec.function
                 if spec.code != self._active_code:
                     self._use_code(spec.code)
                 call = function.call
                 if call is None:
                     call = self._load(function, keeps_body=bool(spec.code))
-                if type(payload) is bytes:
-                    arguments, keywords = values.loads_call(payload)
-                else:
-                    arguments, keywords = self._objects.load_call(payload)
+                arguments, keywords = _load_call(payload) if is_plain else objects.load_call(payload)
                 value = call(*arguments, **keywords)
                 if type(value).__name__ == "coroutine":
                     value = _await(value)
-                result: Any = self._objects.dump_result(value)
+                result: Any = objects.dump_result(value) if refs.are_used else _dumps(value, what="the result", snapshot=False)
+                if type(result) is not bytes or len(result) > INLINE_VALUE_BYTES:
+                    result = objects.keep(result)
             finally:
                 self._is_executing = False
                 arguments = keywords = value = None  # Arrays among them would keep their mappings open.
         except BaseException as error:  # noqa: BLE001  # User code may raise anything; it is told to its owner.
             status, result = self._failure(spec, error, number)
-        if self._objects.is_used or refs.are_used:
-            self._objects.end_task()
-        if self._objects.moved_from:
+        if objects.is_used or refs.are_used:
+            objects.end_task()
+        if objects.moved_from:
             self._note_moved(spec)
         seconds = monotonic() - started
         words[FINISHED] = number
@@ -194,8 +196,8 @@ class Runner:
             or type(result) is not bytes
         ):
             self._flush()
-            if self._objects.is_used or refs.are_used:
-                self._objects.settle()
+            if objects.is_used or refs.are_used:
+                objects.settle()
 
     def _use_code(self, code: bytes) -> None:
         generation = self._code.generation

@@ -220,22 +220,21 @@ class RunnerObjects:
     # --- results
 
     def dump_result(self, value: Any) -> Any:
-        """A value as the payload of a result, in the store if it is large.
+        """A value that may hold references as the payload of a result, in the store if it is large.
 
         Raises:
             SerializationError: It cannot be pickled.
             ObjectStoreFullError: There is no room for it.
         """
-        if not refs.are_used:
-            return self._keep(values.dumps(value, what="the result", snapshot=False), ())
         with refs.collecting() as collected:
             payload = values.dumps(value, what="the result", snapshot=False)
         oids = tuple(collected)
-        payload = self._keep(payload, oids)
+        payload = self.keep(payload, oids)
         return Bundle(payload, (), oids) if oids else payload
 
-    def _keep(self, payload: Any, oids: Sequence[int]) -> Any:
-        if payload_bytes(payload) <= INLINE_VALUE_BYTES:
+    def keep(self, payload: Any, oids: Sequence[int] = ()) -> Any:
+        """A payload without references in it, or with these, as it travels: in the store if it is large."""
+        if type(payload) is Stored or isinstance(payload, tuple) or payload_bytes(payload) <= INLINE_VALUE_BYTES:
             return payload
         self.is_used = True
         return self._store(payload, oids)
