@@ -252,7 +252,7 @@ class ObjectStore:
     # --- what a person wants to know
 
     def describe(self) -> List[Dict[str, Any]]:
-        """One dict for each object: `oid`, `nbytes`, `where` ("memory", "disk", "writing"), `pins`, `age` in seconds."""
+        """One dict for each object: `oid`, `nbytes`, `where` ("memory", "disk", "writing", "readers"), `pins`, `age` in seconds."""
         now = self._now()
         return [
             {"oid": entry.oid, "nbytes": entry.nbytes, "where": _where(entry), "pins": entry.pins, "age": now - entry.since}
@@ -538,4 +538,6 @@ class ObjectStore:
 def _where(entry: Entry) -> str:
     if not entry.sealed:
         return "writing"
-    return "memory" if entry.segment is not None and entry.moving != "in" else "disk"
+    if entry.segment is not None and entry.moving != "in":
+        return "memory"
+    return "disk" if entry.on_disk else "readers"

@@ -9,7 +9,8 @@
 Promises, checked by `check()`
     1. The segments in use and the free ones together never exceed the limit.
     2. A segment belongs to one object, or is free: never both, never two.
-    3. A pinned object is in memory and stays in its segment.
+    3. A pinned object is in memory and stays in its segment. When nobody refers to it any more and room is short, the segment is
+       its readers': it is removed, counts no more, and goes back to the system with their last map.
     4. What goes to disk, or is dropped, is the least recently used that is sealed and that nobody has pinned. A copy of what
        the coordinator has too is dropped; everything else is kept.
     5. A segment that somebody unknown may still map is not given out again.
@@ -260,9 +261,9 @@ class Table:
         """`count` pins are gone. `recycle=False`: whoever had them may still map the segment."""
         entry = self._entries[oid]
         assert 0 < count <= entry.pins, (oid, count, entry.pins)
-        assert entry.segment is not None, oid
         entry.pins -= count
-        entry.segment.recycle = entry.segment.recycle and recycle
+        if entry.segment is not None:
+            entry.segment.recycle = entry.segment.recycle and recycle
         if entry.pins:
             return []
         return self._settle(entry) + self._serve(now)
@@ -428,7 +429,19 @@ class Table:
             self._moving[entry.oid] = entry
             entry.moving = "out"
             actions.append(MoveOut(entry.oid, entry.segment.name, entry.nbytes))
+        if lacking > 0 and not self._moving:
+            disowned = self._disown()
+            return disowned, bool(disowned)
         return actions, False
+
+    def _disown(self) -> List[Action]:
+        """Leave the segment of something that nobody refers to to those who still map it; the oldest first."""
+        for entry in self._entries.values():
+            if entry.doomed and entry.pins and entry.moving is None and entry.segment is not None:
+                segment, entry.segment = entry.segment, None
+                segment.recycle = False
+                return self._release(segment)
+        return []
 
     def _let_go(self, entry: Entry) -> List[Action]:
         """Out of memory at once: it is on disk already, or the coordinator has it."""
@@ -560,13 +573,15 @@ class Table:
         assert len(set(queued)) == len(queued), "6: one object waits twice"
         for entry in self._entries.values():
             waits = entry.oid in queued
-            assert waits == (entry.segment is None and (not entry.sealed or entry.waiting_pins > 0)), f"6: {entry.oid} waits"
+            is_wanted = not entry.doomed and (not entry.sealed or entry.waiting_pins > 0)
+            assert waits == (entry.segment is None and is_wanted), f"6: {entry.oid} waits"
             assert (entry.oid in self._idle) == entry.is_idle, f"4: {entry.oid} in the order of use"
             assert entry.sealed or not (entry.on_disk or entry.moving or entry.pins), f"3: {entry.oid} is not written"
-            assert entry.pins == 0 or (entry.segment is not None and entry.moving != "in"), f"3: {entry.oid} is pinned"
+            is_there = entry.segment is not None and entry.moving != "in"
+            assert entry.pins == 0 or is_there or entry.doomed, f"3: {entry.oid} is pinned"
             assert not entry.doomed or entry.pins or entry.moving, f"6: {entry.oid} should be gone"
             assert not entry.doomed or not entry.waiting_pins, f"6: {entry.oid} is gone and somebody waits for it"
-            assert entry.segment is not None or not entry.sealed or entry.on_disk, f"4: {entry.oid} is nowhere"
+            assert entry.segment is not None or not entry.sealed or entry.on_disk or entry.doomed, f"4: {entry.oid} is nowhere"
             if entry.segment is not None:
                 assert entry.nbytes <= entry.segment.capacity, f"1: {entry.oid} is larger than its segment"
         assert self._moving == {oid: entry for oid, entry in self._entries.items() if entry.moving}, "6: moves under way"

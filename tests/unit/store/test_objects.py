@@ -102,6 +102,22 @@ def test_a_freed_segment_is_used_again_by_its_writer(make_owner: MakeOwner) -> N
     assert segments_of(owner) == [os.path.basename(paths[0])]
 
 
+def test_what_readers_keep_of_objects_that_are_gone_does_not_fill_the_store(make_owner: MakeOwner) -> None:
+    owner = make_owner(4)
+    mappings = []
+    for oid in range(20):  # A program that keeps the arrays it got, and no reference to any.
+        owner.put(oid, payload(oid, SIZE))
+        mappings.append(Mapping(owner.pin(oid), owner.store.nbytes_of(oid)))
+        owner.store.discard(oid)
+
+    for oid, mapping in enumerate(mappings):
+        assert bytes(mapping.parts[0]) == payload(oid, SIZE)
+        assert mapping.try_close()
+        owner.store.unpin(oid)
+    assert owner.store.describe() == []
+    owner.store.check()
+
+
 def test_freed_segments_that_nobody_uses_go_back_to_the_system(make_owner: MakeOwner) -> None:
     owner = make_owner(4)
     path = owner.put(1, payload(1, SIZE))
