@@ -88,7 +88,6 @@ class ObjectService:
         self._data: Dict[int, Any] = {}  # Small objects: their payloads.
         self._awaited: Dict[int, List[OnArrival]] = {}
         self._peers: Dict[PeerKey, ObjectPeer] = {}
-        self._tainted: Dict[int, int] = {}  # Object -> pins of peers that are gone: may be mapped for ever.
         self._timer: Optional[asyncio.TimerHandle] = None
         self._timer_at = 0.0
         self._handlers: Dict[type, Callable[[ObjectPeer, Any], str]] = {
@@ -512,10 +511,7 @@ class ObjectService:
             if self._data.pop(oid, None) is not None or self._store is None:
                 continue
             if self._store.contains(oid) and entry.state is ObjectState.STORED:
-                pins = self._tainted.pop(oid, 0)
-                self._store.discard(oid, recycle=not pins)
-                if pins:
-                    self._store.unpin(oid, pins)
+                self._store.discard(oid)
         for worker, oids in copies.items():
             self._on_freed(worker, oids)
 
@@ -536,11 +532,7 @@ class ObjectService:
             if store.contains(oid):
                 store.discard(oid, recycle=False)
         for oid, count in peer.pins.items():
-            self._tainted[oid] = self._tainted.get(oid, 0) + count
-            if oid not in self.directory:
-                self._tainted.pop(oid)
-                store.discard(oid, recycle=False)
-                store.unpin(oid, count)
+            store.unpin(oid, count, recycle=False)
         peer.incoming.clear()
         peer.outgoing.clear()
         peer.unsealed.clear()
