@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Un
 from gpumesh.config import FETCH_WINDOW_BYTES, INLINE_VALUE_BYTES
 from gpumesh.errors import ObjectStoreFullError
 from gpumesh.model.payloads import Bundle, Later, Stored, payload_bytes
+from gpumesh.model.resources import show_bytes
 from gpumesh.protocol import messages as msg
 from gpumesh.protocol.connection import OBJECT_TRANSFER, ObjectDelivered
 from gpumesh.runtime.link import PeerLink
@@ -86,6 +87,7 @@ class ObjectService:
         self._on_settled = on_settled
         self._store: Optional[ObjectStore] = None
         self._data: Dict[int, Any] = {}  # Small objects: their payloads.
+        self._data_bytes = 0  # Of all of them.
         self._awaited: Dict[int, List[OnArrival]] = {}
         self._peers: Dict[PeerKey, ObjectPeer] = {}
         self._timer: Optional[asyncio.TimerHandle] = None
@@ -316,9 +318,17 @@ class ObjectService:
         if message.data is not None:
             if payload_bytes(message.data) > 2 * INLINE_VALUE_BYTES:
                 return f"{payload_bytes(message.data)} bytes beside the message PutObject"
-            self._data[oid] = message.data
             self._declare(peer, message)
-            self._settle(oid, None)
+            size = payload_bytes(message.data)
+            if self._data_bytes + size > self._limit:
+                words = (
+                    f"small objects already take {show_bytes(self._data_bytes)} of the {show_bytes(self._limit)} for objects"
+                )
+                self._settle(oid, f"full: {words}; drop references, put them together, or allow more with --object-memory")
+            else:
+                self._data[oid] = message.data
+                self._data_bytes += size
+                self._settle(oid, None)
         elif message.segment:
             nbytes = peer.unsealed.pop(oid, None)
             if nbytes != message.nbytes or not self._open().is_segment_of(oid, message.segment):
@@ -508,7 +518,10 @@ class ObjectService:
                 tell(self.why_lost(oid))
             for worker in entry.copies:
                 copies.setdefault(worker, []).append(oid)
-            if self._data.pop(oid, None) is not None or self._store is None:
+            data = self._data.pop(oid, None)
+            if data is not None:
+                self._data_bytes -= payload_bytes(data)
+            if data is not None or self._store is None:
                 continue
             if self._store.contains(oid) and entry.state is ObjectState.STORED:
                 self._store.discard(oid)

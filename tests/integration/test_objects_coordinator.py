@@ -436,6 +436,17 @@ def test_an_input_whose_task_is_over_is_asked_for_again(join: Join) -> None:
     assert worker.expect(RunTasks).tasks[0][0] == (1 << 32) + 1
 
 
+def test_small_objects_count_too(join: Join) -> None:
+    client = join(client=1)
+    data = bytes(60_000)
+    for oid in range(400):
+        client.send(PutObject(oid, len(data), "", data, []))
+    assert locate(client, 0).data == data
+    assert locate(client, 399).error.startswith("full: small objects")
+    client.send(ReleaseRefs([(oid, 1) for oid in range(400)]), PutObject(400, len(data), "", data, []))
+    assert locate(client, 400).data == data
+
+
 def test_room_is_made_for_objects_from_elsewhere(join: Join) -> None:
     there = join(worker="far")
     parts = parts_of(9, 6 * MB)
