@@ -87,7 +87,7 @@ def _is_plain(tensor: Any) -> bool:
         and not tensor.is_quantized
         and not tensor.is_conj()
         and not tensor.is_neg()
-        and not tensor.has_names()
+        and not (hasattr(tensor, "has_names") and tensor.has_names())  # Newer versions have no named tensors.
         and not tensor.__dict__
         and not tensor._backward_hooks
     )
