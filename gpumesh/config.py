@@ -36,7 +36,7 @@ INLINE_VALUE_BYTES = 64 * KIB  # A larger value goes through the object store; a
 MAX_KEPT_ARGUMENTS_BYTES = (
     256 * MIB
 )  # Of one call, kept by its client to store them again when the coordinator is lost; more is lost with it.
-FETCH_WINDOW_BYTES = 2 * MIB  # Of one transfer at first: what a task waits behind. It grows where round trips are long.
+FETCH_WINDOW_BYTES = 1 * MIB  # Of one transfer at first: what a task waits behind. It grows where round trips are long.
 OBJECT_MEMORY_FRACTION = 0.3  # Of RAM, for objects on one host, unless --object-memory says otherwise.
 STORE_WAIT_SECONDS = 5.0  # How long a new object waits for running tasks to let go of others before it is refused.
 FREE_SEGMENTS_SECONDS = 10.0  # Freed segments that nobody has used for so long go back to the system.

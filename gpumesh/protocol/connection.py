@@ -96,11 +96,11 @@ BESIDE_BYTES = 4096  # In a message over BULK_MESSAGE_BYTES, the inputs of a lar
 UNFILLED_BYTES = 32 * MIB  # Memory held for chunks that have not come yet; a larger value grows as it arrives.
 
 MAX_WINDOW_BYTES = 32 * MIB  # Of one object: 300 MB/s at a round trip of 100 ms.
-SHORT_WINDOW_BYTES = 1 * MIB  # Left to each object when many share the link.
+SHORT_WINDOW_BYTES = 512 * 1024  # Left to each object when many share the link.
 STALL_SECONDS = 0.002  # Where any credit works sooner than this, silence is a process waiting for a processor.
 STALL_FRACTION = 0.25  # Of the time that some windows took: waiting longer for credit, the window doubles.
 ROUND_SECONDS = 0.05  # Looked at at least: two processes that take turns on one processor are no long way.
-OBJECT_CHUNK_BYTES = 512 * 1024  # Of an object: what one process writes while the other reads stays in the processor's cache.
+OBJECT_CHUNK_BYTES = 256 * 1024  # Of an object: what one process writes while the other reads stays in the processor's cache.
 OBJECT_TRANSFER = 1 << 31  # Set in the number of every transfer that answers a FetchObject, in no other.
 
 _NEVER = float("inf")

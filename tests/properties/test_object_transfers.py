@@ -177,7 +177,7 @@ class Transfers(RuleBasedStateMachine):
                     side.connection.send_object(number, [self.sides[1 - which].values[number]], fetch.window)
                 self.write(which, True, 4)
                 self.read(1 - which, 1 << 20)
-            if not any(side.connection.has_data or side.wire for side in self.sides):
+            if not any(side.connection.has_data or side.wire or side.asked for side in self.sides):
                 break
         for side, other in zip(self.sides, self.sides[::-1]):
             assert side.connection.established

@@ -39,7 +39,7 @@ ONE = OBJECT_TRANSFER | 1
 TWO = OBJECT_TRANSFER | 2
 OID = (7 << 32) | 1
 WIDE = 16 * MIB  # A window that no value here fills.
-VALUE = bytes(range(256)) * 4096 * 3 + b"end"  # Six chunks and a bit.
+VALUE = bytes(range(251)) * (6 * OBJECT_CHUNK_BYTES // 251) + bytes(6 * OBJECT_CHUNK_BYTES % 251 + 3)
 
 
 def only_error(events: List[Any]) -> str:
