@@ -19,6 +19,7 @@ from tests.support.client import Client
 from tests.support.processes import descriptors, session_of, until, until_gone
 
 MB = 1_000_000
+TASKS = 1_000 if os.environ.get("GPUMESH_TEST_LARGE") else 200
 
 
 def use(array: Any, number: int) -> float:
@@ -40,17 +41,19 @@ def leftovers(pids: Iterable[int]) -> Set[str]:
     return found
 
 
-def test_a_third_of_the_tasks_killed_leave_no_object_and_no_descriptor() -> None:
+@pytest.mark.timeout(180)
+def test_tasks_a_third_of_which_is_killed_leave_no_object_and_no_descriptor() -> None:
     own = descriptors()
     with GPUMesh.local(workers=1, slots=2) as mesh:
         remote = accelerate(mesh, retries=0)(use).remote
-        futures = [remote(np.full(10 * MB // 8, 1.0), number) for number in range(45)]
-        for number, future in enumerate(futures):
-            if number % 3 == 0:
-                with pytest.raises(WorkerCrashedError):
-                    future.result(120)
-            else:
-                assert future.result(120) == 10 * MB // 8
+        for first in range(0, TASKS, 50):
+            futures = [remote(np.full(10 * MB // 8, 1.0), number) for number in range(first, first + 50)]
+            for number, future in enumerate(futures, first):
+                if number % 3 == 0:
+                    with pytest.raises(WorkerCrashedError):
+                        future.result(120)
+                else:
+                    assert future.result(120) == 10 * MB // 8
         del futures, future, remote
         until(lambda: not mesh.objects()["objects"], 10, what="no object")
         assert mesh.objects()["memory"] == 0

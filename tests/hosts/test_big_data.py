@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -65,7 +66,7 @@ import numpy as np
 from gpumesh import GPUMesh, accelerate
 
 mesh = GPUMesh(sys.argv[1], token=sys.argv[2], fallback=False)
-size = 6 << 30
+size = int(sys.argv[3])
 
 def make(size):
     made = np.zeros(size, dtype=np.uint8)
@@ -106,12 +107,12 @@ def start_mesh(hosts: Any, memory: str, tmp_path: Path) -> str:
     return url
 
 
-def run_driver(hosts: Any, program: str, url: str, tmp_path: Path) -> Dict[str, Any]:
+def run_driver(hosts: Any, program: str, url: str, tmp_path: Path, *arguments: str) -> Dict[str, Any]:
     """Run a program beside the coordinator, in its memory; what it printed."""
     script = tmp_path / "driver.py"
     script.write_text(program)
     # Beside the coordinator and yet with a /dev/shm of its own: it is a third host.
-    driver = hosts.one.python(str(script), url, TOKEN, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    driver = hosts.one.python(str(script), url, TOKEN, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = driver.communicate(timeout=150)
     assert driver.returncode == 0, err
     answer: Dict[str, Any] = json.loads(out.splitlines()[-1])
@@ -135,10 +136,11 @@ def test_six_gigabytes_pass_through_a_store_of_one_while_small_tasks_go_on(hosts
 
 @pytest.mark.timeout(200)
 @pytest.mark.skipif(psutil.virtual_memory().available < 20 << 30, reason="needs 20 GiB of free memory")
-def test_one_value_of_six_gigabytes_goes_there_and_back(hosts: Any, tmp_path: Path) -> None:
+def test_one_value_of_more_than_four_gigabytes_goes_there_and_back(hosts: Any, tmp_path: Path) -> None:
+    mebibytes = 6 << 10 if os.environ.get("GPUMESH_TEST_LARGE") else 4_200
     url = start_mesh(hosts, "7GiB", tmp_path)
-    told = run_driver(hosts, ONE_LARGE_VALUE, url, tmp_path)
-    expected = [6 << 30, 9, 7 * (6 << 10)]
+    told = run_driver(hosts, ONE_LARGE_VALUE, url, tmp_path, str(mebibytes << 20))
+    expected = [mebibytes << 20, 9, 7 * mebibytes]
     assert told == {"argument": expected, "result": expected}
 
 
