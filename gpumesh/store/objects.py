@@ -148,7 +148,7 @@ class ObjectStore:
         path = self.folder.segment_path(entry.segment.name)
         if os.path.getsize(path) < entry.nbytes:
             allocate(path, entry.nbytes)
-        return self._map(entry, populate=True)
+        return self._map(entry)
 
     # --- reading
 
@@ -196,7 +196,7 @@ class ObjectStore:
 
     def view(self, oid: int) -> memoryview:
         """The bytes of an object that is pinned, or being written, in memory that its writers share. Until `release_view`."""
-        return self._map(self._entry(oid), populate=False)
+        return self._map(self._entry(oid))
 
     def release_view(self, oid: int) -> None:
         """Done with what one call of `view` or `writable_view` gave for this object."""
@@ -344,6 +344,9 @@ class ObjectStore:
                 return
             if lacking > 0:
                 allocate(path, entry.nbytes)
+            if entry.writer == OWNER and entry.nbytes > ON_LOOP_BYTES and self._maps.get(action.name) is None:
+                self._allocated(oid, path, None)
+                return
         except OSError as failure:
             self._allocated(oid, path, failure)
             return
@@ -356,12 +359,32 @@ class ObjectStore:
             return  # Discarded meanwhile.
         then, nbytes = waiting
         if failure is None:
-            then(path, None)
+            self._set_up(oid, path, waiting)
             return
         self._space_failure = failure
         error = self._full(nbytes, Refusal.NO_ROOM)
         self._act(self._table.discard(oid, self._now(), recycle=False))
         then(None, error)
+
+    def _set_up(self, oid: int, path: str, waiting: Tuple[Created, int]) -> None:
+        """Map memory that a large object comes into, all of it, before the first byte does: done meanwhile it would slow both."""
+        then, nbytes = waiting
+        self._creating[oid] = waiting  # Who discards it meanwhile finds it there.
+
+        def is_set_up(failure: Optional[OSError]) -> None:
+            if not self._closed and self._creating.pop(oid, None) is not None:
+                then(path, None)
+
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                kept = self._maps.add(os.path.basename(path), descriptor, populate=False)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            is_set_up(None)  # `writable_view` will say what is wrong.
+            return
+        self._disk.populate(kept, nbytes, is_set_up)
 
     def _refuse(self, oid: int, why: Refusal) -> None:
         waiting = self._creating.pop(oid, None)
@@ -446,7 +469,7 @@ class ObjectStore:
             self._spiller = Spiller(folder=self._spill_dir, name=f"{self.folder.name}-disk", call_soon=self._call_soon)
         return self._spiller
 
-    def _map(self, entry: Entry, *, populate: bool) -> memoryview:
+    def _map(self, entry: Entry) -> memoryview:
         segment = entry.segment
         assert segment is not None, entry.oid
         given, count = self._views.get(entry.oid, (None, 0))
@@ -460,8 +483,6 @@ class ObjectStore:
                 kept = self._maps.add(segment.name, descriptor, populate=False)
             finally:
                 os.close(descriptor)
-            if populate and entry.nbytes > ON_LOOP_BYTES:
-                self._disk.populate(kept, entry.nbytes, lambda failure: None)
         view = memoryview(kept)[: entry.nbytes]
         self._views[entry.oid] = (view, 1)
         return view
