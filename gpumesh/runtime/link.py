@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 WRITE_HIGH_BYTES = 256 * 1024  # In the transport's own queue; above it no further chunk is handed over.
 WRITE_LOW_BYTES = 64 * 1024
+LARGE_READ_BYTES = 64 * 1024
+TURN_BYTES = 256 * 1024  # Of one peer's object in one round of the loop: 0.2 ms.
 SMALL_ANSWER_BYTES = 1024  # About ten tasks: whoever sends so little waits for the answer.
 
 OnEvents = Callable[["PeerLink", List[Any]], None]
@@ -63,6 +65,7 @@ class PeerLink(asyncio.BufferedProtocol):
         self.holds_back = False  # Read nothing from a peer that does not read. On one side only: two would wait for each other.
         self._is_holding_back = False
         self._is_closed = False
+        self._turn_bytes = 0  # Read in this round of the loop, in large pieces.
         self._timer: Optional[asyncio.TimerHandle] = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -90,9 +93,25 @@ class PeerLink(asyncio.BufferedProtocol):
             self._emit(self.connection.buffer_updated(count, self._loop.time()))
         finally:
             turn.end()
+        if count >= LARGE_READ_BYTES:
+            self._share_the_turn(count)
         if self.holds_back and self._is_paused and self._transport is not None and self.is_congested:
             self._is_holding_back = True
             self._transport.pause_reading()
+
+    def _share_the_turn(self, count: int) -> None:
+        """An object comes in: the loop would read one socket dozens of times before it looks at the next."""
+        if not self._turn_bytes:
+            self._loop.call_soon(self._begin_turn)
+        self._turn_bytes += count
+        if self._turn_bytes >= TURN_BYTES and not self._is_holding_back and self._transport is not None:
+            self._transport.pause_reading()
+
+    def _begin_turn(self) -> None:
+        is_paused = self._turn_bytes >= TURN_BYTES
+        self._turn_bytes = 0
+        if is_paused and not self._is_holding_back and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         self._emit(self.connection.receive_eof(self._loop.time()))
