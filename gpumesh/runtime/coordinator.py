@@ -503,10 +503,12 @@ class Coordinator:
         payloads = self._payloads
         if self._history:
             action = action._replace(results=self._with_history(action))
+        supplied = 0
         if self._late:
             for result in action.results:
                 if result[0] in self._late:
                     self._supply(result[0], result[1], result[2])
+                    supplied += 1
         for result in action.results:
             payloads.pop(result[0], None)
         if self._incoming_has_objects and action.client in self._clients:
@@ -519,7 +521,9 @@ class Coordinator:
         self._ended += len(action.results)
         client = self._clients.get(action.client)
         if client is not None:
-            client.link.send(TaskResults(action.worker, action.results))
+            # What other tasks have been waiting for is seldom what the client waits for: it waits for those.
+            send = client.link.send_lazily if supplied == len(action.results) else client.link.send
+            send(TaskResults(action.worker, action.results))
         if not payloads:
             self._trim()
 

@@ -14,6 +14,7 @@ logger = logging.getLogger(__name__)
 
 WRITE_HIGH_BYTES = 256 * 1024  # In the transport's own queue; above it no further chunk is handed over.
 WRITE_LOW_BYTES = 64 * 1024
+LAZY_SECONDS = 0.001  # A few round trips: what comes meanwhile leaves in the same write.
 LARGE_READ_BYTES = 64 * 1024
 TURN_BYTES = 256 * 1024  # Of one peer's object in one round of the loop: 0.2 ms.
 SMALL_ANSWER_BYTES = 1024  # About ten tasks: whoever sends so little waits for the answer.
@@ -61,6 +62,7 @@ class PeerLink(asyncio.BufferedProtocol):
         self._turn = turn
         self._transport: Optional[asyncio.Transport] = None
         self._is_flush_due = False
+        self._is_lazy_flush_due = False
         self._is_paused = False
         self.holds_back = False  # Read nothing from a peer that does not read. On one side only: two would wait for each other.
         self._is_holding_back = False
@@ -150,6 +152,17 @@ class PeerLink(asyncio.BufferedProtocol):
         self.connection.send(message)
         if not self._is_flush_due:
             self._flush_soon()
+
+    def send_lazily(self, message: Any) -> None:
+        """Queue a message that nobody is expected to wait for: it leaves with the next one, or a little later by itself."""
+        self.connection.send(message)
+        if not (self._is_flush_due or self._is_lazy_flush_due):
+            self._is_lazy_flush_due = True
+            self._loop.call_later(LAZY_SECONDS, self._flush_lazily)
+
+    def _flush_lazily(self) -> None:
+        self._is_lazy_flush_due = False
+        self._flush()
 
     def flush_soon(self) -> None:
         """Something waits in the connection that `send` knows nothing of: an object's chunks."""
