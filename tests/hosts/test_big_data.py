@@ -136,7 +136,7 @@ def test_six_gigabytes_pass_through_a_store_of_one_while_small_tasks_go_on(hosts
 
 @pytest.mark.timeout(200)
 @pytest.mark.skipif(psutil.virtual_memory().available < 20 << 30, reason="needs 20 GiB of free memory")
-def test_one_value_of_more_than_four_gigabytes_goes_there_and_back(hosts: Any, tmp_path: Path) -> None:
+def test_f51_one_value_of_more_than_four_gigabytes_goes_there_and_back(hosts: Any, tmp_path: Path) -> None:
     mebibytes = 6 << 10 if os.environ.get("GPUMESH_TEST_LARGE") else 4_200
     url = start_mesh(hosts, "7GiB", tmp_path)
     told = run_driver(hosts, ONE_LARGE_VALUE, url, tmp_path, str(mebibytes << 20))
