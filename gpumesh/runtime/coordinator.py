@@ -41,6 +41,7 @@ from gpumesh.protocol.messages import (
 from gpumesh.runtime import settings, system
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
 from gpumesh.runtime.link import PeerLink, Turn
+from gpumesh.runtime.loop import Alarm
 from gpumesh.runtime.object_service import ObjectService, awaited_tasks, mentioned
 from gpumesh.scheduler import actions as act
 from gpumesh.scheduler import events as ev
@@ -126,8 +127,7 @@ class Coordinator:
         self._healthy = 0
         self._ended = 0
         self._is_trim_due = False
-        self._timer: Optional[asyncio.TimerHandle] = None
-        self._timer_at = 0.0
+        self._alarm = Alarm(self._loop, self._on_time)
         self._drained: Optional[asyncio.Future[None]] = None
 
     async def start(self, listener: socket.socket) -> None:
@@ -143,9 +143,7 @@ class Coordinator:
         for link in list(self._links):
             link.close("the coordinator was stopped")
         self._links.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.cancel()
         self._objects.close()
         await asyncio.sleep(0)  # One turn of the loop: the goodbyes are written.
 
@@ -604,19 +602,10 @@ class Coordinator:
     # --- time
 
     def _arm(self) -> None:
-        deadline = self._cluster.next_deadline()
-        if deadline is None:
-            return
-        if self._timer is not None:
-            if self._timer_at <= deadline:
-                return
-            self._timer.cancel()
-        self._timer_at = deadline
-        self._timer = self._loop.call_at(deadline, self._on_timer)
+        self._alarm.set(self._cluster.next_deadline())
 
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._perform(self._cluster.on_time(max(self._loop.time(), self._timer_at)))
+    def _on_time(self, now: float) -> None:
+        self._perform(self._cluster.on_time(now))
 
 
 def _wrong_with_ids(task_ids: Any, client: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any, Callable, Coroutine, TypeVar
+from typing import Any, Callable, Coroutine, Optional, TypeVar
 
 T = TypeVar("T")
 
@@ -17,6 +17,39 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
+
+
+class Alarm:
+    """Calls `ring(now)` when the earliest time that it was set to has come. Never early, also where the loop's clock is coarse."""
+
+    __slots__ = ("_loop", "_ring", "_timer", "_at")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[float], None]) -> None:
+        self._loop = loop
+        self._ring = ring
+        self._timer: Optional[asyncio.TimerHandle] = None
+        self._at = 0.0
+
+    def set(self, when: Optional[float]) -> None:
+        """Ring at this time of the loop's clock, unless it will ring before anyway; None: there is no need."""
+        if when is None:
+            return
+        if self._timer is not None:
+            if self._at <= when:
+                return
+            self._timer.cancel()
+        self._at = when
+        self._timer = self._loop.call_at(when, self._go_off)
+
+    def cancel(self) -> None:
+        """Do not ring."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _go_off(self) -> None:
+        self._timer = None
+        self._ring(max(self._loop.time(), self._at))
 
 
 class LoopThread:

@@ -25,6 +25,7 @@ from gpumesh.model.resources import show_bytes
 from gpumesh.protocol import messages as msg
 from gpumesh.protocol.connection import OBJECT_TRANSFER, ObjectDelivered
 from gpumesh.runtime.link import PeerLink
+from gpumesh.runtime.loop import Alarm
 from gpumesh.scheduler.directory import Directory, Entry, ObjectState, PeerKey
 
 if TYPE_CHECKING:
@@ -90,8 +91,7 @@ class ObjectService:
         self._data_bytes = 0  # Of all of them.
         self._awaited: Dict[int, List[OnArrival]] = {}
         self._peers: Dict[PeerKey, ObjectPeer] = {}
-        self._timer: Optional[asyncio.TimerHandle] = None
-        self._timer_at = 0.0
+        self._alarm = Alarm(loop, self._on_time)
         self._handlers: Dict[type, Callable[[ObjectPeer, Any], str]] = {
             msg.OpenStore: self._on_open,
             msg.CreateSegment: self._on_create,
@@ -222,9 +222,7 @@ class ObjectService:
 
     def close(self) -> None:
         """Everything goes."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.cancel()
         if self._store is not None:
             self._store.close()
 
@@ -265,18 +263,11 @@ class ObjectService:
         return "nobody knows" if entry is None else f"{entry.owner}, {entry.references} references"
 
     def _arm(self) -> None:
-        deadline = None if self._store is None else self._store.next_deadline()
-        if deadline is None or (self._timer is not None and self._timer_at <= deadline):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = deadline
-        self._timer = self._loop.call_at(deadline, self._on_timer)
+        self._alarm.set(None if self._store is None else self._store.next_deadline())
 
-    def _on_timer(self) -> None:
-        self._timer = None
+    def _on_time(self, now: float) -> None:
         if self._store is not None:
-            self._store.on_time(max(self._loop.time(), self._timer_at))
+            self._store.on_time(now)
             self._arm()
 
     # --- objects come

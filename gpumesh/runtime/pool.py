@@ -20,6 +20,7 @@ from gpumesh.model.tasks import TaskSpec
 from gpumesh.protocol.connection import Closed, Connection
 from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
 from gpumesh.runtime.link import PeerLink, Turn
+from gpumesh.runtime.loop import Alarm
 from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, REVOKED, SENT, SINCE, STARTED, Page, create_page_fd
 from gpumesh.runtime.spawner_link import Launch as Launch
 from gpumesh.runtime.spawner_link import SpawnerLink, append_to, text_of
@@ -160,8 +161,7 @@ class RunnerPool:
         self._functions: Dict[bytes, Any] = {}
         self._spec_numbers: Dict[Tuple[Any, ...], int] = {}
         self._specs: List[Tuple[Any, ...]] = []
-        self._timer: Optional[asyncio.TimerHandle] = None
-        self._timer_at = 0.0
+        self._alarm = Alarm(loop, self._on_time)
         self._is_closed = False
 
     def start(self) -> None:
@@ -177,8 +177,7 @@ class RunnerPool:
             self._environments.close()
         for spawner in self._spawners.values():
             spawner.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
         for process in list(self._processes.values()):
             self._forget(process)
 
@@ -326,20 +325,11 @@ class RunnerPool:
         self._perform(actions)
 
     def _arm(self) -> None:
-        deadline = self.local.next_deadline()
-        if deadline is None:
-            return
-        if self._timer is not None:
-            if self._timer_at <= deadline:
-                return
-            self._timer.cancel()
-        self._timer_at = deadline
-        self._timer = self._loop.call_at(deadline, self._on_timer)
+        self._alarm.set(self.local.next_deadline())
 
-    def _on_timer(self) -> None:
-        self._timer = None
+    def _on_time(self, now: float) -> None:
         if not self._is_closed:
-            self._perform(self.local.on_time(max(self._loop.time(), self._timer_at)))
+            self._perform(self.local.on_time(now))
 
     # --- processes
 

@@ -15,6 +15,7 @@ from gpumesh.errors import ObjectStoreFullError
 from gpumesh.protocol import messages as msg
 from gpumesh.protocol.connection import OBJECT_TRANSFER, ObjectDelivered
 from gpumesh.runtime import settings
+from gpumesh.runtime.loop import Alarm
 
 if TYPE_CHECKING:
     from gpumesh.runtime.worker_objects import WorkerObjects
@@ -97,8 +98,7 @@ class OwnStore:
 
         self._objects = objects
         self._loop = loop
-        self._timer: Optional[asyncio.TimerHandle] = None
-        self._timer_at = 0.0
+        self._alarm = Alarm(loop, self._on_time)
         self._store: ObjectStore = ObjectStore(
             limit=objects.limit,
             spill_dir=settings.spill_dir(),
@@ -266,9 +266,7 @@ class OwnStore:
 
     def close(self) -> None:
         """Remove the store's folder."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.cancel()
         self._store.close()
 
     def _call_soon(self, callback: Callable[[], None]) -> None:
@@ -282,17 +280,10 @@ class OwnStore:
             pass  # The loop has ended, and the store with it.
 
     def _arm(self) -> None:
-        deadline = self._store.next_deadline()
-        if deadline is None or (self._timer is not None and self._timer_at <= deadline):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = deadline
-        self._timer = self._loop.call_at(deadline, self._on_timer)
+        self._alarm.set(self._store.next_deadline())
 
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._store.on_time(max(self._loop.time(), self._timer_at))
+    def _on_time(self, now: float) -> None:
+        self._store.on_time(now)
         self._arm()
 
 
