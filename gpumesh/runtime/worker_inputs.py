@@ -103,6 +103,8 @@ class TaskInputs:
             if waiting.is_over:
                 if copy is not None:
                     self._objects.release(oid)
+            elif copy is None and error.startswith("full: ") and (len(self._resolving) > 1 or self._running):
+                self._put_back(waiting)  # What others here hold comes free.
             elif copy is None:
                 self._fail(waiting, error)
             else:
@@ -125,6 +127,14 @@ class TaskInputs:
         for oid in before:
             self._objects.release(oid)
         self._pool.run(waiting.spec, [(waiting.task_id, waiting.attempt, payload)], is_holding=True)
+
+    def _put_back(self, waiting: _Waiting) -> None:
+        """There is no room for its inputs while others have theirs: it is the next to try when one of them has ended."""
+        self._drop(waiting)
+        fresh = _Waiting(waiting.spec, waiting.task_id, waiting.attempt, waiting.payload, waiting.oids)
+        key = (waiting.task_id, waiting.attempt)
+        self._waiting[key] = fresh
+        self._waiting.move_to_end(key, last=False)
 
     def _fail(self, waiting: _Waiting, error: str) -> None:
         from gpumesh.serialization.exceptions import dump_exception

@@ -31,7 +31,9 @@ from gpumesh.config import FREE_SEGMENTS_FRACTION, MIB, STORE_WAIT_SECONDS
 from gpumesh.model.records import NamedTuple
 
 SMALLEST_SEGMENT_BYTES = 4096
-STEPS_PER_DOUBLING = 8  # Of sizes above 1 MiB: at most 12.5 % of a segment is waste.
+STEPS_PER_DOUBLING = 8  # Of sizes above 1 MiB: at most 12.5 % of a segment is waste,
+LARGE_SEGMENT_BYTES = 64 * MIB  # and above this,
+LARGE_STEPS_PER_DOUBLING = 64  # 1.6 %: two large objects of half the limit should nearly fit.
 FIT_FACTOR = 1.25  # A free segment up to this much larger is used; a better fit would have to be written page by page.
 WRITERS_PER_SEGMENT = 32  # That are told when it is gone; any other closes its map when it has too many of them.
 SPILL_AGAIN_SECONDS = 5.0  # After the disk was full: each try costs a partial write.
@@ -589,8 +591,9 @@ class Table:
 
 
 def size_class(nbytes: int) -> int:
-    """Capacity of the segment for so many bytes: a power of two up to 1 MiB, above it one of eight steps per doubling."""
+    """Capacity of the segment for so many bytes: a power of two up to 1 MiB, above it one of eight (later 64) steps per doubling."""
     if nbytes <= MIB:
         return max(SMALLEST_SEGMENT_BYTES, 1 << (nbytes - 1).bit_length() if nbytes > 1 else 1)
-    step = (1 << ((nbytes - 1).bit_length() - 1)) // STEPS_PER_DOUBLING
+    steps = STEPS_PER_DOUBLING if nbytes <= LARGE_SEGMENT_BYTES else LARGE_STEPS_PER_DOUBLING
+    step = (1 << ((nbytes - 1).bit_length() - 1)) // steps
     return -(-nbytes // step) * step
