@@ -24,7 +24,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Union
 
 from gpumesh.config import FETCH_WINDOW_BYTES, INLINE_VALUE_BYTES, KIB, MIB
-from gpumesh.errors import MeshError, ObjectLostError, ObjectStoreFullError
+from gpumesh.errors import ObjectLostError, ObjectStoreFullError
 from gpumesh.model.ids import SEQUENCE_BITS
 from gpumesh.model.payloads import OutOfBand, Stored, payload_bytes
 from gpumesh.protocol.connection import OBJECT_TRANSFER, ObjectDelivered
@@ -46,6 +46,7 @@ from gpumesh.protocol.messages import (
     StoreOffer,
     UnpinObjects,
 )
+from gpumesh.protocol.object_errors import from_text
 from gpumesh.serialization import refs
 from gpumesh.serialization.refs import ObjectRef, RefTable, show_object
 from gpumesh.serialization.values import dumps, loads
@@ -232,7 +233,7 @@ class ObjectSpace:
             raise
         self._unwritten.pop(number, None)
         if created.error:
-            raise self._error_of(created.error, oid)
+            raise from_text(created.error)
         written = PutObject(oid, nbytes, os.path.basename(created.path), None, oids)
         try:
             with self._writing:
@@ -273,7 +274,7 @@ class ObjectSpace:
                 self._stop_sending(link, oid)
         if stored.error:
             self._channel.post(link, [ReleaseRefs([(oid, 1)])])
-            raise self._error_of(stored.error, oid)
+            raise from_text(stored.error)
 
     def _stop_sending(self, link: MeshLink, oid: int) -> None:
         """Interrupted: the value may change from now on, so what has been sent of it is worth nothing."""
@@ -367,7 +368,7 @@ class ObjectSpace:
 
             payload = OutOfBand(open_container(memoryview(target)))
         elif event.error:
-            raise self._error_of(event.error, ref.oid)
+            raise from_text(event.error)
         elif event.data is not None:
             payload = event.data[0] if isinstance(event.data, tuple) else event.data
         else:
@@ -451,12 +452,6 @@ class ObjectSpace:
     def _post(self, link: MeshLink, messages: List[Any]) -> None:
         if not self._channel.post(link, messages):
             raise _ConnectionLost
-
-    def _error_of(self, text: str, oid: int) -> MeshError:
-        kind, _, reason = text.partition(": ")
-        if kind == "full":
-            return ObjectStoreFullError(reason)
-        return ObjectLostError(reason if kind == "lost" else f"object {show_object(oid)}: {text}")
 
     # --- what arrives, under the receive lock
 

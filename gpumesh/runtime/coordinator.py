@@ -42,7 +42,7 @@ from gpumesh.runtime import settings, system
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
 from gpumesh.runtime.link import PeerLink, Turn
 from gpumesh.runtime.loop import Alarm
-from gpumesh.runtime.object_service import ObjectService, awaited_tasks, mentioned
+from gpumesh.runtime.object_service import ObjectService, awaited_tasks, is_payload, mentioned
 from gpumesh.scheduler import actions as act
 from gpumesh.scheduler import events as ev
 from gpumesh.scheduler.cluster import Cluster
@@ -286,10 +286,14 @@ class Coordinator:
             if problem:
                 self._refuse(client.link, "protocol", problem)
                 return
+            is_plain = _BYTES.issuperset(map(type, message.payloads))
+            if not is_plain and not all(map(is_payload, message.payloads)):
+                self._refuse(client.link, "protocol", "these are not the arguments of tasks")
+                return
             self._payloads.update(zip(message.task_ids, message.payloads))
             ids = message.task_ids
             dependents: List[Tuple[int, Tuple[int, ...]]] = []
-            if not _BYTES.issuperset(map(type, message.payloads)):
+            if not is_plain:
                 for task_id, payload in zip(ids, message.payloads):
                     if type(payload) is not bytes:
                         self._objects.task_arrived(task_id, payload)
@@ -302,10 +306,11 @@ class Coordinator:
             if ids:
                 self._perform(self._cluster.handle(ev.TasksSubmitted(client.number, message.spec, ids), now))
             for task_id, producers in dependents:
-                for producer in producers:
-                    self._late.setdefault(producer, []).append(task_id)
                 event = ev.DependentSubmitted(client.number, message.spec, task_id, producers)
                 self._perform(self._cluster.handle(event, now))
+                if task_id in self._payloads:  # Otherwise it has ended already: an input is not known here.
+                    for producer in producers:
+                        self._late.setdefault(producer, []).append(task_id)
         elif kind is CancelTasks:
             problem = _wrong_with_ids(message.task_ids, client.number)
             if problem:
@@ -349,6 +354,9 @@ class Coordinator:
                 self._refuse(worker.link, "protocol", "these are not results of tasks")
                 return
             if has_objects:
+                if not all(result[2] != _OK or is_payload(result[3]) for result in results):
+                    self._refuse(worker.link, "protocol", "these are not results of tasks")
+                    return
                 results = self._hold_back(worker, results)
             self._on_results(worker, results, now, has_objects=has_objects)
         elif kind is TaskOutput:

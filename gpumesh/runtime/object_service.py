@@ -19,11 +19,11 @@ import logging
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union
 
 from gpumesh.config import FETCH_WINDOW_BYTES, INLINE_VALUE_BYTES
-from gpumesh.errors import ObjectStoreFullError
-from gpumesh.model.payloads import Bundle, Later, Stored, payload_bytes
+from gpumesh.model.payloads import Bundle, Later, OutOfBand, Stored, payload_bytes
 from gpumesh.model.resources import show_bytes
 from gpumesh.protocol import messages as msg
 from gpumesh.protocol.connection import OBJECT_TRANSFER, ObjectDelivered
+from gpumesh.protocol.object_errors import to_text
 from gpumesh.runtime.link import PeerLink
 from gpumesh.runtime.loop import Alarm
 from gpumesh.scheduler.directory import Directory, Entry, ObjectState, PeerKey
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gpumesh.coordinator")
 
 MAX_OID = 1 << 63
+_PAYLOADS = (bytes, OutOfBand, Stored)
 
 OnArrival = Callable[[Optional[str]], None]
 """Told why an object is lost, None when it is here."""
@@ -292,7 +293,7 @@ class ObjectService:
                 peer.unsealed.pop(oid, None)
                 if path is not None:
                     store.discard(oid)
-            peer.send(msg.SegmentCreated(number, path or "", "" if error is None else f"full: {error}"))
+            peer.send(msg.SegmentCreated(number, path or "", "" if error is None else to_text(error)))
 
         store.create(oid, message.nbytes, writer=str(peer.key), then=then)
         return ""
@@ -341,8 +342,8 @@ class ObjectService:
 
         def then(path: Optional[str], error: Optional[Exception]) -> None:
             if path is None:
-                self._settle(oid, f"full: {error}")
-                peer.send(msg.ObjectStored(oid, f"full: {error}"))
+                self._settle(oid, to_text(error))
+                peer.send(msg.ObjectStored(oid, to_text(error)))
             elif peer.is_gone or not self.is_arriving(oid):
                 store.discard(oid)
                 peer.send(msg.ObjectStored(oid, self.why_lost(oid)))
@@ -422,7 +423,7 @@ class ObjectService:
                     peer.pins[oid] = peer.pins.get(oid, 0) + 1
                     peer.send(msg.ObjectAt(number, oid, path, nbytes, None, ""))
                 else:
-                    peer.send(msg.ObjectAt(number, oid, "", 0, None, _words(error)))
+                    peer.send(msg.ObjectAt(number, oid, "", 0, None, to_text(error)))
 
             self._open().pin(oid, then)
 
@@ -451,7 +452,7 @@ class ObjectService:
         def then(path: Optional[str], error: Optional[Exception]) -> None:
             if path is None:
                 peer.outgoing.pop(number, None)
-                peer.send(msg.ObjectAt(number, oid, "", 0, None, _words(error)))
+                peer.send(msg.ObjectAt(number, oid, "", 0, None, to_text(error)))
             elif peer.is_gone or number not in peer.outgoing:
                 store.unpin(oid)
             else:
@@ -471,6 +472,8 @@ class ObjectService:
         return ""
 
     def _on_unpin(self, peer: ObjectPeer, message: msg.UnpinObjects) -> str:
+        if not _are_counts(message.objects):
+            return "these are not objects and counts"
         for oid, count in message.objects:
             held = peer.pins.get(oid, 0)
             count = min(count, held)
@@ -486,15 +489,21 @@ class ObjectService:
     # --- references
 
     def _on_hold(self, peer: ObjectPeer, message: msg.HoldRefs) -> str:
+        if any(type(oid) is not int for oid in message.oids):
+            return "these are not objects"
         for oid in message.oids:
             self.directory.grant(peer.key, oid)
         return ""
 
     def _on_release(self, peer: ObjectPeer, message: msg.ReleaseRefs) -> str:
+        if not _are_counts(message.objects):
+            return "these are not objects and counts"
         self._free(self.directory.release(peer.key, message.objects))
         return ""
 
     def _on_delete(self, peer: ObjectPeer, message: msg.DeleteObjects) -> str:
+        if any(type(oid) is not int for oid in message.oids):
+            return "these are not objects"
         for oid in message.oids:
             if peer.unsealed.pop(oid, None) is not None and self._open().contains(oid):
                 self._open().discard(oid)  # It was to be written, and will not be.
@@ -543,6 +552,28 @@ class ObjectService:
         peer.pins.clear()
 
 
+def is_payload(payload: Any) -> bool:
+    """Whether this can be the arguments or the result of a task."""
+    if not isinstance(payload, tuple):
+        return type(payload) in _PAYLOADS
+    if len(payload) < len(Bundle._fields) or type(payload[0]) not in _PAYLOADS:
+        return False
+    inputs, refs = payload[1:3]
+    if not isinstance(inputs, tuple) or not isinstance(refs, tuple) or any(type(oid) is not int for oid in refs):
+        return False
+    return all(
+        isinstance(each, tuple) and len(each) == 2 and type(each[0]) in (int, str) and type(each[1]) in (*_PAYLOADS, Later)
+        for each in inputs
+    )
+
+
+def _are_counts(objects: Any) -> bool:
+    return all(
+        isinstance(each, tuple) and len(each) == 2 and type(each[0]) is int and type(each[1]) is int and each[1] > 0
+        for each in objects
+    )
+
+
 def mentioned(payload: Any) -> List[int]:
     """The objects in a payload, each as often as it is mentioned."""
     if type(payload) is Stored:
@@ -561,8 +592,3 @@ def awaited_tasks(payload: Any) -> Tuple[int, ...]:
     if not isinstance(payload, tuple):
         return ()
     return tuple(value.task_id for _, value in payload[1] if type(value) is Later)
-
-
-def _words(error: Optional[Exception]) -> str:
-    kind = "full" if isinstance(error, ObjectStoreFullError) else "lost"
-    return f"{kind}: {error}"

@@ -30,6 +30,7 @@ from gpumesh.protocol.messages import (
     SegmentsGone,
     UnpinObjects,
 )
+from gpumesh.protocol.object_errors import from_text
 from gpumesh.runtime.runner_channel import RunnerChannel
 from gpumesh.serialization import refs, tensors, values
 
@@ -270,7 +271,7 @@ class RunnerObjects:
         created: SegmentCreated = self._channel.answer_to(self._channel.ask(question))
         del self._segments[created.number]
         if created.error:
-            raise error_of(created.error)
+            raise from_text(created.error)
         return created
 
     def _new_oid(self) -> int:
@@ -339,7 +340,7 @@ class RunnerObjects:
 
     def _value_of(self, answer: ObjectAt) -> Any:
         if answer.error:
-            raise error_of(answer.error)
+            raise from_text(answer.error)
         what = f"the value of {refs.show_object(answer.oid)}"
         if not answer.path:
             return self._load(answer.data, what)
@@ -369,11 +370,3 @@ def stored_in(payload: Any) -> List[int]:
     for _, part in payload[1]:
         found += stored_in(part)
     return found
-
-
-def error_of(text: str) -> MeshError:
-    """The exception for what the owner of a store says: its words start with their kind."""
-    kind, _, rest = text.partition(": ")
-    if kind == "full":
-        return ObjectStoreFullError(rest)
-    return ObjectLostError(rest if kind == "lost" else text)

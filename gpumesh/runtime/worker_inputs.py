@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 from gpumesh.config import MIB
 from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import Bundle, Stored
-from gpumesh.runtime.runner_objects import error_of
+from gpumesh.protocol.object_errors import FULL, from_text
 from gpumesh.runtime.worker_store import Copy, OnFound
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class TaskInputs:
             if waiting.is_over:
                 if copy is not None:
                     self._objects.release(oid)
-            elif copy is None and error.startswith("full: ") and (len(self._resolving) > 1 or self._running):
+            elif copy is None and error.startswith(FULL) and (len(self._resolving) > 1 or self._running):
                 self._put_back(waiting)  # What others here hold comes free.
             elif copy is None:
                 self._fail(waiting, error)
@@ -140,7 +140,7 @@ class TaskInputs:
         from gpumesh.serialization.exceptions import dump_exception
 
         self._drop(waiting)
-        payload = dump_exception(error_of(error))
+        payload = dump_exception(from_text(error))
         self._report([(waiting.task_id, waiting.attempt, _RAISED, payload, 0.0)])
         self._objects.loop.call_soon(self._admit)
 

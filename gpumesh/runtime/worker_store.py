@@ -11,9 +11,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Union
 
 from gpumesh.config import FETCH_WINDOW_BYTES
-from gpumesh.errors import ObjectStoreFullError
 from gpumesh.protocol import messages as msg
 from gpumesh.protocol.connection import OBJECT_TRANSFER, ObjectDelivered
+from gpumesh.protocol.object_errors import to_text
 from gpumesh.runtime import settings
 from gpumesh.runtime.loop import Alarm
 
@@ -128,7 +128,7 @@ class OwnStore:
 
     def _pin(self, copy: Copy) -> None:
         def then(path: Optional[str], error: Optional[Exception]) -> None:
-            self._objects.found(copy, path or "", None, "" if path else words(error))
+            self._objects.found(copy, path or "", None, "" if path else to_text(error))
 
         self._store.pin(copy.oid, then)
 
@@ -136,7 +136,7 @@ class OwnStore:
         """There is room for it, or not."""
         link = self._objects.link
         if path is None:
-            self._objects.found(copy, "", None, words(error))
+            self._objects.found(copy, "", None, to_text(error))
         elif link is None or not link.connection.established or self._objects.copy_of(copy.oid) is not copy:
             self._store.discard(copy.oid)
             self._objects.found(copy, "", None, "lost: the connection to the coordinator was lost")
@@ -171,7 +171,7 @@ class OwnStore:
 
     def create(self, runner: int, oid: int, nbytes: int, then: Callable[[str, str], None]) -> None:
         self._store.create(
-            oid, nbytes, writer=str(runner), then=lambda path, error: then(path or "", "" if path else words(error))
+            oid, nbytes, writer=str(runner), then=lambda path, error: then(path or "", "" if path else to_text(error))
         )
         self._arm()
 
@@ -198,7 +198,7 @@ class OwnStore:
         def then(path: Optional[str], error: Optional[Exception]) -> None:
             if path is None:
                 if self._outgoing.pop(number, None) is not None:
-                    link.send(msg.ObjectAt(number, oid, "", 0, None, words(error)))
+                    link.send(msg.ObjectAt(number, oid, "", 0, None, to_text(error)))
             elif self._objects.link is not link or number not in self._outgoing:
                 self._store.unpin(oid)
             else:
@@ -285,8 +285,3 @@ class OwnStore:
     def _on_time(self, now: float) -> None:
         self._store.on_time(now)
         self._arm()
-
-
-def words(error: Optional[Exception]) -> str:
-    """Why there is no object, as it travels."""
-    return f"{'full' if isinstance(error, ObjectStoreFullError) else 'lost'}: {error}"

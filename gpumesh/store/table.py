@@ -227,8 +227,10 @@ class Table:
 
     def create(self, oid: int, nbytes: int, *, writer: str, now: float, is_copy: bool = False) -> List[Action]:
         """A new object is to be written: `Give` or `Refuse`, now or later."""
-        if oid in self._entries:
+        if self.find(oid) is not None:
             raise ValueError(f"object {oid:#x} exists already")
+        if oid in self._entries:
+            return [Refuse(oid, Refusal.NO_ROOM)]  # One of that number is gone, and its readers still have it.
         if nbytes > self.limit:
             return [Refuse(oid, Refusal.TOO_LARGE)]
         self._entries[oid] = Entry(oid, nbytes, writer, now, is_copy)

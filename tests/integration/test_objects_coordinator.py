@@ -318,6 +318,14 @@ def test_pinned_objects_stay_and_then_the_store_is_full(join: Join) -> None:
         PutObject(5, 100 * MB, "", bytes(MB), []),
         CreateSegment(1, 5, -1),
         CreateSegment(1, 1 << 63, 10),
+        UnpinObjects([5]),
+        ReleaseRefs([(5, -1)]),
+        HoldRefs(["5"]),
+        DeleteObjects([None]),
+        SubmitTasks(1, [1 << 32], [((b"call",), (), ())]),
+        SubmitTasks(1, [1 << 32], [(b"call", ((0,),), ())]),
+        SubmitTasks(1, [1 << 32], [(b"call", (), ("ref",))]),
+        SubmitTasks(1, [1 << 32], [()]),
         ObjectSent(OBJECT_TRANSFER),
     ],
 )
@@ -421,6 +429,16 @@ def test_a_result_larger_than_the_store_is_an_error_of_its_task(join: Join) -> N
     result = client.expect(TaskResults).results[0]
     assert result[1] == Status.REFUSED
     assert result[2]["reason"].startswith("full: ")
+
+
+@pytest.mark.parametrize("payload", [(), (b"value", (), ("ref",)), ((), (), ()), 7])
+def test_a_worker_whose_results_are_nonsense_is_refused_and_its_task_runs_elsewhere(join: Join, payload: Any) -> None:
+    client, worker = join(client=1), join(worker="w1")
+    submit(client, 1, (0, b"call"))
+    worker.expect(RunTasks)
+    worker.send(TasksFinished([(1 << 32, 1, int(Status.OK), payload, 0.1)]))
+    assert type(worker.quiet(0.3)[-1]) is Closed
+    assert join(worker="w2").expect(RunTasks).tasks[0][:2] == (1 << 32, 2)
 
 
 def test_an_input_whose_task_is_over_is_asked_for_again(join: Join) -> None:

@@ -76,6 +76,19 @@ def test_an_object_as_large_as_the_limit_fits_although_its_size_class_does_not()
     assert create(books, 1, 5000) == [Give(1, "s1", True)]
 
 
+def test_the_number_of_an_object_that_its_readers_still_have_is_refused_until_they_let_go() -> None:
+    books = Table(100_000, wait_seconds=5.0)
+    create(books, 1, 5000)
+    books.seal(1, 0.0)
+    books.pin(1, 0.0)
+    books.discard(1, 0.0)
+    assert create(books, 1, 5000) == [Refuse(1, Refusal.NO_ROOM)]
+    books.check()
+
+    books.unpin(1, 1, 0.0)
+    assert create(books, 1, 5000) == [Give(1, "s1", False)]
+
+
 def test_a_freed_segment_goes_to_who_wrote_it_last_and_else_to_anyone() -> None:
     books = full_of(4)
     books.discard(1, 1.0)
