@@ -24,3 +24,4 @@ class Status(IntEnum):
     REFUSED = 9  # The coordinator cannot take it: unknown spec, over a limit.
     INPUT_MISSING = 10  # The coordinator does not know a task among the inputs (any more): `input` says which; submit again.
     INPUT_FAILED = 11  # A task among the inputs has no result: `input` says which.
+    HANDED_BACK = 12  # Had started, and was ended because the machine's owner wants it back: no strike.

@@ -23,8 +23,8 @@ class Requirement(NamedTuple):
     Attributes:
         device: "" for any; a kind ("cuda", "mps", "rocm", "gpu", "cpu"), or a kind with an index ("cuda:1").
         model: Lower-case substring of the device's name, "" for any.
-        gpus: Number of GPUs, fractions allowed; 0 for none.
-        gpu_memory: Bytes free on one card.
+        gpus: Number of GPUs, fractions allowed; 0 for none, or for a place on a card that only `gpu_memory` measures.
+        gpu_memory: Bytes free on one card; without `gpus` the card is shared by as many tasks as find their bytes on it.
         memory: Bytes of host memory.
         cores: CPU cores; 0: one slot.
         tags: Sorted (name, value) pairs that the worker's tags must contain.
@@ -40,6 +40,11 @@ class Requirement(NamedTuple):
     tags: Tuple[Tuple[str, str], ...] = ()
     python: str = ""
 
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether it runs on a GPU; if not, it sees none."""
+        return self.gpus > 0 or self.gpu_memory > 0
+
 
 ANYTHING = Requirement()
 
@@ -50,8 +55,31 @@ class DeviceFacts(NamedTuple):
     kind: str  # "cpu", "cuda", "mps", "rocm"
     index: int  # type: ignore[assignment]  # Hides tuple.index, which nobody needs here. Within its kind, as user code on that worker would number it.
     name: str
-    memory: int  # Bytes; host memory for a CPU.
+    memory: int  # Bytes that tasks may use of it in all; host memory for a CPU.
     score: float  # 100 is the reference card (RTX 4090); a CPU is a fraction of 1 to a few.
+    uuid: str = ""  # "GPU-...", "MIG-..."; "" where the system gives none.
+    system_index: int = -1  # As the system's own tools number it (nvidia-smi); -1 where there is no such number.
+    problem: str = ""  # Not empty: not used, and why, for people: lost, paused by its owner, no kernels for it.
+    others: int = 0  # Bytes of `memory` that other programs hold, or the driver; not available to tasks.
+    is_integrated: bool = False  # Its memory is the host's.
+    capability: str = ""  # "8.9", "gfx942"; "" if unknown.
+    rates: Tuple[Tuple[str, float], ...] = ()  # Measured: ("float32", FLOP/s), ("bfloat16", ...), ("bandwidth", bytes/s), ...
+
+    @property
+    def key(self) -> str:
+        """What names this device on its worker, also in the order to make it visible: the UUID where there is one."""
+        return self.uuid or f"{self.kind}:{self.index}"
+
+
+class CardReading(NamedTuple):
+    """What a card's own instruments say now. -1: not to be had."""
+
+    key: str  # DeviceFacts.key
+    others: int = -1  # Bytes that other programs hold, or the driver.
+    used: int = -1  # Bytes in use by anyone.
+    utilisation: float = -1.0  # Percent of the time in which something ran on it.
+    temperature: float = -1.0  # Degrees Celsius.
+    power: float = -1.0  # Watts.
 
 
 class WorkerFacts(NamedTuple):
@@ -82,7 +110,7 @@ def facts_from_wire(fields: Any) -> WorkerFacts:
     try:
         facts = WorkerFacts(*fields[: len(WorkerFacts._fields)])  # A newer peer may tell more.
         plain: Any = facts.devices
-        devices = tuple(DeviceFacts(*device[: len(DeviceFacts._fields)]) for device in plain)
+        devices = tuple(_device_from_wire(device) for device in plain)
         tags = tuple((str(name), str(value)) for name, value in facts.tags)
         versions = tuple((str(package), str(version)) for package, version in facts.versions)
         installing = tuple(tuple(str(package) for package in packages) for packages in facts.installing)
@@ -91,12 +119,39 @@ def facts_from_wire(fields: Any) -> WorkerFacts:
         raise ValueError(f"these are not worker facts: {error}") from None
     _check_fields(facts, text=("hostname", "python", "platform", "gpumesh", "problem"), counts=("cores", "memory", "pid"))
     for device in devices:
-        _check_fields(device, text=("kind", "name"), counts=("index", "memory"), numbers=("score",))
+        _check_fields(
+            device,
+            text=("kind", "name", "uuid", "problem", "capability"),
+            counts=("index", "memory", "others"),
+            numbers=("score",),
+        )
     if not 0 < facts.score < 1e9:  # Also refuses NaN.
         raise ValueError(f"a worker's score must be a positive finite number, not {facts.score!r}; set one with --score")
     if not (isinstance(facts.slots, int) and 1 <= facts.slots <= 4096):
         raise ValueError(f"a worker has 1 to 4096 slots, not {facts.slots!r}")
     return facts
+
+
+def _device_from_wire(fields: Any) -> DeviceFacts:
+    device = DeviceFacts(*fields[: len(DeviceFacts._fields)])
+    return device._replace(rates=tuple((str(name), float(rate)) for name, rate in device.rates))
+
+
+def readings_from_wire(rows: Any) -> Tuple[CardReading, ...]:
+    """Rebuild readings from the plain tuples that travelled.
+
+    Raises:
+        ValueError: Not the shape of readings.
+    """
+    try:
+        readings = tuple(CardReading(*row[: len(CardReading._fields)]) for row in rows)
+    except TypeError as error:
+        raise ValueError(f"these are not readings of cards: {error}") from None
+    for reading in readings:
+        figures = reading[1:]
+        if not isinstance(reading.key, str) or not all(isinstance(figure, (int, float)) for figure in figures):
+            raise ValueError(f"this is not a reading of a card: {reading!r}")
+    return readings
 
 
 def requirement_from_wire(fields: Any) -> Requirement:
@@ -180,6 +235,8 @@ def make_requirement(
     if memory is not None:
         if gpus:
             gpu_memory = parse_bytes(memory)
+            if not isinstance(gpu, (int, float)) and gpu_memory:
+                gpus = 0.0  # No number was asked for: as many share a card as find room on it.
         else:
             host_memory = parse_bytes(memory)
     if cores is not None and (isinstance(cores, bool) or not isinstance(cores, int) or not 1 <= cores <= 65536):
@@ -215,7 +272,7 @@ def lacks(facts: WorkerFacts, need: Requirement) -> List[str]:
     missing = [f"{name}={value}" for name, value in need.tags if (name, value) not in facts.tags]
     if missing:
         reasons.append(f"has no tag {', '.join(missing)}")
-    if need.gpus:
+    if need.needs_gpu:
         reasons.extend(_lacks_gpus(facts, need))
     return reasons
 
@@ -234,6 +291,10 @@ def _lacks_gpus(facts: WorkerFacts, need: Requirement) -> List[str]:
         if not named:
             return [f"has {', '.join(card.name for card in cards)}, not {need.model!r}"]
         cards = named
+    broken = [card for card in cards if card.problem]
+    cards = [card for card in cards if not card.problem]
+    if not cards:
+        return [f"does not offer {' and '.join(f'{card.name} ({card.problem})' for card in broken)}"]
     if need.gpu_memory:
         largest = max(card.memory for card in cards)
         cards = [card for card in cards if card.memory >= need.gpu_memory]
@@ -256,11 +317,12 @@ def show_bytes(count: float) -> str:
 def show_requirement(need: Requirement) -> str:
     """A requirement for people: `1 GPU 'a100' with 16 GB, 8 cores`."""
     parts: List[str] = []
-    if need.gpus:
+    if need.needs_gpu:
         kind = "" if need.device in ("", "gpu") else f"{need.device} "
         model = f" {need.model!r}" if need.model else ""
         memory = f" with {show_bytes(need.gpu_memory)}" if need.gpu_memory else ""
-        parts.append(f"{need.gpus:g} {kind}GPU{'s' if need.gpus > 1 else ''}{model}{memory}")
+        count = f"{need.gpus:g}" if need.gpus else "room on a"
+        parts.append(f"{count} {kind}GPU{'s' if need.gpus > 1 else ''}{model}{memory}")
     if need.cores:
         parts.append(f"{need.cores} cores")
     if need.memory:

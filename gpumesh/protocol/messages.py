@@ -151,6 +151,13 @@ class MeshChanged(NamedTuple):
     workers: int
 
 
+@message(0x15)
+class WorkerReadings(NamedTuple):
+    """Worker -> coordinator, every few seconds: what the cards' instruments say."""
+
+    readings: Tuple[Any, ...]  # model.resources.CardReading
+
+
 # --- definitions: sent once to whoever needs them, before anything that refers to them
 
 
@@ -220,10 +227,16 @@ class TaskOutput(NamedTuple):
 
 @message(0x30)
 class RunTasks(NamedTuple):
-    """coordinator -> worker -> runner: run these of one spec, in order. Each is (task id, attempt, payload)."""
+    """coordinator -> worker -> runner: run these of one spec, in order. Each is (task id, attempt, payload).
+
+    With `cards` (DeviceFacts.key each) they run on those, one after another, in a process that sees no other cards. Several such
+    processes may share cards; `ordinal` tells them apart: 0, 1, ... on the same cards.
+    """
 
     spec: int
     tasks: List[Tuple[int, int, Any]]
+    cards: Tuple[str, ...] = ()
+    ordinal: int = 0
 
 
 @message(0x31)

@@ -10,11 +10,13 @@ from gpumesh.model.tasks import TaskSpec
 
 
 class Assign(NamedTuple):
-    """Send these to the worker, in order. Each is (task id, attempt)."""
+    """Send these to the worker, in order. Each is (task id, attempt). `cards` and `ordinal`: the lease they run under, if any."""
 
     worker: WorkerId
     spec: TaskSpec
     tasks: List[Tuple[int, int]]
+    cards: Tuple[str, ...] = ()
+    ordinal: int = 0
 
 
 class Recall(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any, Sequence, Tuple, Union
 
 from gpumesh.model.ids import ClientNumber, WorkerId
 from gpumesh.model.records import NamedTuple
-from gpumesh.model.resources import WorkerFacts
+from gpumesh.model.resources import CardReading, WorkerFacts
 from gpumesh.model.tasks import TaskSpec
 
 
@@ -22,6 +22,13 @@ class WorkerChanged(NamedTuple):
 
     worker: WorkerId
     facts: WorkerFacts
+
+
+class CardsMeasured(NamedTuple):
+    """A worker's cards were looked at: how much of them other programs hold, and what their instruments say."""
+
+    worker: WorkerId
+    readings: Tuple[CardReading, ...]
 
 
 class WorkerDraining(NamedTuple):
@@ -92,6 +99,7 @@ class CancelRequested(NamedTuple):
 Event = Union[
     WorkerConnected,
     WorkerChanged,
+    CardsMeasured,
     WorkerDraining,
     WorkerLost,
     ClientConnected,
