@@ -10,19 +10,36 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 from gpumesh.model.payloads import Bundle, Later, OutOfBand, Stored
-from gpumesh.model.resources import DeviceFacts, Requirement, WorkerFacts
+from gpumesh.model.resources import CardReading, DeviceFacts, Requirement, WorkerFacts
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.protocol import codec, frames, messages
 
 GOLDEN = Path(__file__).with_name("golden.txt")
 
+CARD = "GPU-9f8e7d6c-5b4a-3928-1706-f5e4d3c2b1a0"
 FACTS = WorkerFacts(
     hostname="box",
     slots=2,
     cores=8,
     memory=16_000_000_000,
     score=55.5,
-    devices=(DeviceFacts("cpu", 0, "AMD", 16_000_000_000, 0.5), DeviceFacts("cuda", 1, "RTX 3080", 10_000_000_000, 55.5)),
+    devices=(
+        DeviceFacts("cpu", 0, "AMD", 16_000_000_000, 0.5),
+        DeviceFacts(
+            "cuda",
+            1,
+            "RTX 3080",
+            10_000_000_000,
+            55.5,
+            uuid=CARD,
+            system_index=0,
+            problem="paused by its owner",
+            others=300_000_000,
+            is_integrated=False,
+            capability="8.6",
+            rates=(("float32", 2.5e13), ("bandwidth", 7e11)),
+        ),
+    ),
     tags=(("room", "lab"),),
     python="3.11",
     platform="linux",
@@ -64,6 +81,9 @@ SAMPLES: Dict[str, Any] = {
     "WorkerChanged": messages.WorkerChanged(tuple(FACTS._replace(devices=(), problem="paused"))),
     "WorkerDraining": messages.WorkerDraining("shutting down"),
     "MeshChanged": messages.MeshChanged(5),
+    "WorkerReadings": messages.WorkerReadings(
+        (tuple(CardReading(CARD, 300_000_000, 2_300_000_000, 97.0, 71.0, 218.5)), tuple(CardReading("mps:0")))
+    ),
     "DefineFunction": messages.DefineFunction(bytes(range(16)), b"body"),
     "DefineSpec": messages.DefineSpec(7, tuple(SPEC)),
     "SubmitTasks": messages.SubmitTasks(7, (TASK, TASK + 1), (b"one", b"two")),
@@ -80,6 +100,7 @@ SAMPLES: Dict[str, Any] = {
     "TaskNotice": messages.TaskNotice(TASK, "no worker has a GPU"),
     "TaskOutput": messages.TaskOutput(TASK, 1, b"epoch 1\n", "box"),
     "RunTasks": messages.RunTasks(7, ((TASK, 1, b"one"), (TASK + 1, 2, b"two"))),
+    "RunTasks on a card": messages.RunTasks(7, ((TASK, 1, b"one"),), (CARD,), 1),
     "RecallTasks": messages.RecallTasks(((TASK, 1), (TASK + 1, 2)), True),
     "TasksFinished": messages.TasksFinished(((TASK, 1, 0, b"value", 0.25), (TASK + 1, 2, 1, OutOfBand([b"error"]), 1.0))),
     "RunnerReady": messages.RunnerReady(4243),

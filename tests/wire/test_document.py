@@ -6,7 +6,7 @@ import re
 
 from gpumesh import config
 from gpumesh.model.outcomes import Status
-from gpumesh.model.resources import DeviceFacts, Requirement, WorkerFacts
+from gpumesh.model.resources import CardReading, DeviceFacts, Requirement, WorkerFacts
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.protocol import auth, codec, connection, frames, messages
 from gpumesh.store.container import container_views
@@ -61,7 +61,7 @@ def test_constants_stand_in_the_document() -> None:
 
 
 def test_the_nested_arrays_have_the_fields_that_the_document_names() -> None:
-    for record in (WorkerFacts, DeviceFacts, Requirement, TaskSpec):
+    for record in (WorkerFacts, DeviceFacts, CardReading, Requirement, TaskSpec):
         (fields,) = re.findall(rf"^\| {record.__name__} \| (.*) \|$", TEXT, re.MULTILINE)
         assert re.findall(r"`(\w+)`", fields) == list(record._fields)
 

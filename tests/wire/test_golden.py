@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpumesh.model.payloads import OutOfBand
-from gpumesh.model.resources import facts_from_wire
+from gpumesh.model.resources import CardReading, DeviceFacts, facts_from_wire, readings_from_wire
 from gpumesh.model.tasks import spec_from_wire
 from gpumesh.protocol import codec, frames, messages
 from gpumesh.protocol.connection import Connection, Established
@@ -19,6 +19,7 @@ from tests.wire import golden
 
 GOLDEN = golden.read()
 TRANSFER = "Transfer: 3 + 0 bytes as chunks, then RunTasks"
+OLDER_TRANSFER = "Transfer: 3 + 0 bytes as chunks, then RunTasks as an older peer writes it"
 OBJECT = "Object: 3 bytes as transfer 80000003, then ObjectSent"
 DIALER = "Handshake: what the dialer writes"
 LISTENER = "Handshake: what the listener writes"
@@ -55,7 +56,7 @@ def test_a_tag_is_never_given_to_another_message() -> None:
     assert {cls.__name__: tag for cls, tag in messages.TAGS.items()} == {
         "Hello": 0x01, "Challenge": 0x02, "Proof": 0x03, "Welcome": 0x04, "Refused": 0x05, "Ping": 0x06, "Pong": 0x07,
         "Goodbye": 0x08, "UnknownMessage": 0x09, "RegisterWorker": 0x10, "RegisterClient": 0x11, "WorkerChanged": 0x12,
-        "WorkerDraining": 0x13, "MeshChanged": 0x14, "DefineFunction": 0x20, "DefineSpec": 0x21, "SubmitTasks": 0x22,
+        "WorkerDraining": 0x13, "MeshChanged": 0x14, "WorkerReadings": 0x15, "DefineFunction": 0x20, "DefineSpec": 0x21, "SubmitTasks": 0x22,
         "CancelTasks": 0x23, "TaskResults": 0x28, "TaskNotice": 0x29, "TaskOutput": 0x2A, "RunTasks": 0x30,
         "RecallTasks": 0x31, "TasksFinished": 0x32, "RunnerReady": 0x40, "Query": 0x50, "Answer": 0x51,
         "OpenStore": 0x60, "StoreOffer": 0x61, "CreateSegment": 0x62, "SegmentCreated": 0x63, "PutObject": 0x64,
@@ -70,13 +71,27 @@ def test_facts_and_specs_come_back_from_their_golden_bytes() -> None:
     assert spec_from_wire(decode(GOLDEN["DefineSpec"]).spec) == golden.SPEC
 
 
+def test_readings_come_back_from_their_golden_bytes() -> None:
+    busy, silent = readings_from_wire(decode(GOLDEN["WorkerReadings"]).readings)
+
+    assert busy == CardReading(golden.CARD, 300_000_000, 2_300_000_000, 97.0, 71.0, 218.5)
+    assert silent == CardReading("mps:0", -1, -1, -1.0, -1.0, -1.0)
+
+
 def test_facts_and_specs_of_an_older_peer_lack_what_came_later() -> None:
-    facts = golden.FACTS._replace(versions=(), installing=())
+    devices = tuple(DeviceFacts(*device[:5]) for device in golden.FACTS.devices)
+    facts = golden.FACTS._replace(devices=devices, versions=(), installing=())
     older = "as an older peer writes it"
 
     assert facts_from_wire(decode(GOLDEN[f"RegisterWorker: {older}"]).facts) == facts
+    later = facts_from_wire(decode(GOLDEN["RegisterWorker: with devices as an older peer writes them"]).facts)
+    assert later == golden.FACTS._replace(devices=devices)
     assert facts_from_wire(decode(GOLDEN[f"WorkerChanged: {older}"]).facts) == facts._replace(devices=(), problem="paused")
     assert spec_from_wire(decode(GOLDEN[f"DefineSpec: {older}"]).spec) == golden.SPEC._replace(code=b"", packages=())
+
+
+def test_tasks_of_an_older_coordinator_run_on_no_card() -> None:
+    assert decode(GOLDEN["RunTasks: as an older peer writes it"]) == golden.SAMPLES["RunTasks"]
 
 
 def test_a_message_with_fields_of_a_newer_version_is_understood() -> None:
@@ -120,12 +135,11 @@ def test_the_proofs_in_the_golden_handshake_are_the_documented_hmac() -> None:
     )
 
 
-def test_a_golden_transfer_is_read_as_its_message() -> None:
+@pytest.mark.parametrize("title", [TRANSFER, OLDER_TRANSFER])
+def test_a_golden_transfer_is_read_as_its_message(title: str) -> None:
     connection = Connection.trusted()
 
-    assert connection.receive_data(GOLDEN[TRANSFER], 0.0) == [
-        messages.RunTasks(7, ((golden.TASK, 1, OutOfBand([b"abc", b""])),))
-    ]
+    assert connection.receive_data(GOLDEN[title], 0.0) == [messages.RunTasks(7, ((golden.TASK, 1, OutOfBand([b"abc", b""])),))]
 
 
 def test_a_golden_object_is_received_and_confirmed() -> None:

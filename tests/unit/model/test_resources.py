@@ -82,7 +82,11 @@ def test_what_is_not_a_size_is_refused_with_its_name(size: Any) -> None:
         ({"device": "mps"}, Requirement(device="mps", gpus=1.0)),
         ({"device": "cuda", "gpu": 2}, Requirement(device="cuda", gpus=2.0)),
         ({"memory": "16GB"}, Requirement(memory=16 * 10**9)),
-        ({"memory": "16GB", "gpu": "A100"}, Requirement(device="gpu", model="a100", gpus=1.0, gpu_memory=16 * 10**9)),
+        ({"memory": "16GB", "gpu": "A100"}, Requirement(device="gpu", model="a100", gpu_memory=16 * 10**9)),
+        ({"memory": "16GB", "device": "cuda:0"}, Requirement(device="cuda:0", gpu_memory=16 * 10**9)),
+        ({"memory": "16GB", "gpu": 1}, Requirement(device="gpu", gpus=1.0, gpu_memory=16 * 10**9)),
+        ({"memory": "16GB", "gpu": 0.5, "device": "A100"}, Requirement("gpu", "a100", 0.5, 16 * 10**9)),
+        ({"memory": 0, "gpu": "A100"}, Requirement(device="gpu", model="a100", gpus=1.0)),
         ({"memory": "16GB", "device": "cpu"}, Requirement(device="cpu", memory=16 * 10**9)),
         ({"cores": 8, "python": "3.11"}, Requirement(cores=8, python="3.11")),
         ({"tags": {"b": 2, "a": "1"}}, Requirement(tags=(("a", "1"), ("b", "2")))),
@@ -217,7 +221,10 @@ def test_facts_are_plain_data_for_people() -> None:
 
     assert plain["hostname"] == "box"
     assert plain["tags"] == {"room": "lab"}
-    assert plain["devices"][2] == {"kind": "cuda", "index": 1, "name": BIG.name, "memory": BIG.memory, "score": 150.0}
+    assert plain["devices"][2] == {
+        "kind": "cuda", "index": 1, "name": BIG.name, "memory": BIG.memory, "score": 150.0, "uuid": "", "system_index": -1,
+        "problem": "", "others": 0, "is_integrated": False, "capability": "", "rates": (),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -243,7 +250,8 @@ def test_bytes_are_shown_in_powers_of_ten(count: float, text: str) -> None:
     ("options", "text"),
     [
         ({}, "nothing special"),
-        ({"gpu": "A100", "memory": "16GB", "cores": 8}, "1 GPU 'a100' with 16 GB, 8 cores"),
+        ({"gpu": "A100", "memory": "16GB", "cores": 8}, "room on a GPU 'a100' with 16 GB, 8 cores"),
+        ({"gpu": 1, "device": "A100", "memory": "16GB"}, "1 GPU 'a100' with 16 GB"),
         ({"gpu": 2, "device": "cuda"}, "2 cuda GPUs"),
         ({"gpu": 0.5}, "0.5 GPU"),
         ({"memory": "1GiB", "python": "3.11", "tags": {"room": "lab"}}, "1.07 GB of memory, tag room=lab, Python 3.11"),
