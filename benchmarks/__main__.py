@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks [workloads...]` and `python -m benchmarks profile WORKLOAD`."""
+"""The command line: `python -m benchmarks [workloads...]`, `... profile WORKLOAD` and `... simulate`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ BUSY_LOAD = 0.5  # Processes ready to run, on average over the last minute, from
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run what the arguments ask for; 1 when a run failed, 2 when the arguments make no sense."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["simulate"]:
+        from benchmarks.simulate import main as simulate
+
+        return simulate(given[1:])
     if sys.platform != "linux":
         print("the harness reads /proc, so it runs on Linux only", file=sys.stderr)
         return 2
