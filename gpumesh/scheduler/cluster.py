@@ -35,12 +35,11 @@ from gpumesh.scheduler.actions import (
     WorkersChanged,
 )
 from gpumesh.scheduler.dependencies import Dependencies, Waiting
+from gpumesh.scheduler.explanation import explain, is_version_mismatch
 from gpumesh.scheduler.placement import (
     Idle,
     Placed,
     allowance,
-    explain,
-    is_version_mismatch,
     place,
     room,
     space,

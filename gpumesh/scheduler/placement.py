@@ -1,4 +1,4 @@
-"""Where ready tasks go: who has room, who finishes first, what is asked back, and why nobody can run a task. Changes nothing.
+"""Where ready tasks go: who has room, who finishes first, and what is asked back. Changes nothing.
 
 Asked for a place, there are three answers: Placed, BUSY (somebody can, later) and INFEASIBLE (nobody who is here ever can).
 How many tasks of a requirement's GPUs fit on a worker at once belongs here, beside `Worker.width_of`, which counts its slots.
@@ -19,16 +19,14 @@ from gpumesh.config import (
     UNKNOWN_AHEAD_TASKS,
 )
 from gpumesh.model.records import NamedTuple
-from gpumesh.model.resources import Requirement, lacks, show_requirement
 from gpumesh.scheduler.queues import Group
-from gpumesh.scheduler.states import Spec, Worker, WorkerState
+from gpumesh.scheduler.states import Spec, Worker
 from gpumesh.scheduler.throughput import Function
 
 STEPS_PER_WORKER = (
     8  # A batch is dealt out in about so many steps for each worker: even to an eighth of a share, cheap for any size.
 )
 REFILL_FRACTION = 1 / AHEAD_ROUND_TRIPS  # Of the allowance: what is left lasts for the round trip that a refill takes.
-NAMED_WORKERS = 8  # In a text for people; the rest is counted.
 
 
 class Nowhere(enum.Enum):
@@ -264,47 +262,3 @@ def surplus(worker: Worker, idle: Idle, now: float) -> Surplus:
         if limit <= 0:
             break
     return Surplus(tasks, look_again)
-
-
-def is_version_mismatch(need: Requirement, workers: Sequence[Worker]) -> bool:
-    """Whether some worker could run it if only its Python were another."""
-    if not need.python:
-        return False
-    rest = need._replace(python="")
-    return any(worker.state is WorkerState.HEALTHY and not lacks(worker.facts, rest) for worker in workers)
-
-
-def explain(name: str, need: Requirement, workers: Sequence[Worker], *, client: str = "") -> str:
-    """Why nobody can run a task, and what to do about it, for people.
-
-    Args:
-        name: The function's.
-        need: What it needs.
-        workers: All that are connected; none of them can run it.
-        client: Who has sent it.
-    """
-    wanted = f"task {name!r} needs {show_requirement(need)}"
-    remedy = "ask for less with options(...), or join a machine that has it with `gpumesh join`"
-    if is_version_mismatch(need, workers):
-        sender = f" by {client}" if client else ""
-        wanted += f", because it was sent{sender} as bytecode of that version"
-        remedy = (
-            f"join a worker that runs Python {need.python}, run the driver with the Python of the workers, "
-            "or put the function into a module that the workers can import"
-        )
-    if not workers:
-        return f"{wanted}, but no worker is connected; join a machine with `gpumesh join`"
-    offers: List[str] = []
-    for worker in workers[:NAMED_WORKERS]:
-        where = worker.facts.hostname or worker.id
-        if worker.is_draining:
-            offers.append(f"{where} is leaving")
-        elif worker.facts.problem:
-            offers.append(f"{where} takes no tasks ({worker.facts.problem})")
-        else:
-            offers.append(f"{where} {' and '.join(lacks(worker.facts, need))}")
-    if len(workers) > NAMED_WORKERS:
-        offers.append(f"and {len(workers) - NAMED_WORKERS} more")
-    count = "the only connected worker" if len(workers) == 1 else f"none of {len(workers)} connected workers"
-    verb = "cannot run it" if len(workers) == 1 else "can run it"
-    return f"{wanted}, but {count} {verb}: {'; '.join(offers)}; {remedy}"

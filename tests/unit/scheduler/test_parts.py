@@ -11,7 +11,8 @@ from gpumesh.model.ids import ClientNumber, WorkerId
 from gpumesh.model.outcomes import Status
 from gpumesh.model.resources import ANYTHING, DeviceFacts, Requirement, WorkerFacts
 from gpumesh.model.tasks import TaskSpec
-from gpumesh.scheduler.placement import BUSY, INFEASIBLE, Placed, allowance, explain, place, room
+from gpumesh.scheduler.explanation import explain
+from gpumesh.scheduler.placement import BUSY, INFEASIBLE, Placed, allowance, place, room
 from gpumesh.scheduler.queues import Group, Queues
 from gpumesh.scheduler.snapshot import worker_views
 from gpumesh.scheduler.states import Batch, Client, Spec, Worker
