@@ -91,6 +91,7 @@ class Options(NamedTuple):
             idempotent=self.idempotent,
             placement_timeout=-1.0 if self.placement_timeout is None else self.placement_timeout,
             packages=self.packages,
+            place=self.place,
         )
 
     def __str__(self) -> str:
@@ -137,7 +138,7 @@ def bound_to(device: str, *, base: Options) -> Options:
     if not isinstance(device, str):
         raise TypeError(f"to({device!r}) must name a device: 'cuda', 'cuda:1', 'mps', 'cpu' or a model such as 'RTX 3080'")
     is_number = isinstance(base.gpu, (int, float)) and not isinstance(base.gpu, bool)
-    keeps_number = is_number and make_requirement(device=device).gpus > 0
+    keeps_number = is_number and make_requirement(device=device).needs_gpu
     return make_options({"device": device, "gpu": base.gpu if keeps_number else None}, base=base)
 
 

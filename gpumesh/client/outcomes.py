@@ -35,7 +35,7 @@ def exception_for(status: int, payload: Any, *, name: str, task_id: int, worker:
     """
     if isinstance(payload, BaseException):
         return payload
-    if status in (Status.RAISED, Status.RETRYABLE):
+    if status in (Status.RAISED, Status.RETRYABLE, Status.OUT_OF_MEMORY):
         from gpumesh.serialization.exceptions import load_exception
 
         error = load_exception(payload)

@@ -8,8 +8,8 @@ from enum import IntEnum
 class Status(IntEnum):
     """The end of one attempt. On the wire the number; what travels with it differs by status.
 
-    OK carries the value's payload, RAISED and RETRYABLE the exception's payload (serialization.exceptions); the others a
-    plain dict for people: `reason`, `worker`, `exit`, `stderr`, `memory_bytes`, `seconds`, as far as known.
+    OK carries the value's payload, RAISED, RETRYABLE and OUT_OF_MEMORY the exception's payload (serialization.exceptions); the
+    others a plain dict for people: `reason`, `worker`, `exit`, `stderr`, `memory_bytes`, `seconds`, as far as known.
     """
 
     OK = 0
@@ -25,3 +25,4 @@ class Status(IntEnum):
     INPUT_MISSING = 10  # The coordinator does not know a task among the inputs (any more): `input` says which; submit again.
     INPUT_FAILED = 11  # A task among the inputs has no result: `input` says which.
     HANDED_BACK = 12  # Had started, and was ended because the machine's owner wants it back: no strike.
+    OUT_OF_MEMORY = 13  # RETRYABLE, because the memory of its GPU did not suffice: to be tried again on a larger one only.

@@ -28,6 +28,7 @@ class TaskSpec(NamedTuple):
     placement_timeout: float = 60.0  # Seconds an infeasible task waits for a fitting worker; < 0: for ever.
     code: bytes = b""  # 16-byte digest of the modules that travel with it; b"": none do.
     packages: Tuple[str, ...] = ()  # Sorted requirements ("scikit-learn==1.5.*") of the environment it runs in.
+    place: bool = True  # Move torch modules and tensors among its arguments to its device, and those of its result to the CPU.
 
 
 def spec_from_wire(fields: Any) -> TaskSpec:
@@ -41,6 +42,7 @@ def spec_from_wire(fields: Any) -> TaskSpec:
         spec = spec._replace(
             requirement=requirement_from_wire(spec.requirement),
             idempotent=bool(spec.idempotent),
+            place=bool(spec.place),
             packages=tuple(str(package) for package in spec.packages),
         )
     except (TypeError, ValueError) as error:

@@ -61,6 +61,7 @@ SPEC = TaskSpec(
     placement_timeout=60.0,
     code=bytes(range(16, 32)),
     packages=("scikit-learn==1.5.*",),
+    place=False,
 )
 TASK = (0x1A2B3C4D << 32) | 17
 OBJECT = (0x1A2B3C4D << 32) | 5
