@@ -59,7 +59,16 @@ ROUND_TRIP_FLOOR_SECONDS = 0.001  # Two processes and a busy core between them.
 ROUND_TRIP_CAP_SECONDS = 0.05  # A longer one is a busy machine rather than a long wire; believed, it would strand tasks there.
 RECALL_AFTER_SECONDS = 0.05  # A task queued at one worker for so long while another idles is asked back.
 MAX_AHEAD_TASKS = 1024  # Per worker; at 3 us a task this is 3 ms of work.
-UNKNOWN_AHEAD_TASKS = 1  # Ahead of a function never measured.
+UNKNOWN_AHEAD_TASKS = 0  # Ahead of a function never measured: it might be long, and this machine slow.
+TAIL_NEGLIGIBLE_SECONDS = 0.005  # Tasks this short go anywhere: choosing would gain no more than a few round trips.
+MAX_COPIES = 2  # Of an idempotent task beside the first attempt (a third one gained nothing in simulation).
+COPY_MARGIN = 0.1  # Of its own time by which a copy must be expected to end before the running attempts.
+LOOK_AGAIN_FRACTION = 0.2  # Of a task's time: until the idle are asked again whether they want one of the last ones.
+LOOK_AGAIN_LEAST_SECONDS = 0.002
+LOOK_AGAIN_MOST_SECONDS = 1.0
+LOOK_SHARE = 0.05  # Of the scheduler's time, at most, for looking through running attempts.
+LOOK_SECONDS_PER_ATTEMPT = 2e-6  # What that costs here, about.
+AGEING_SECONDS = 60.0  # A waiting task gains one step of priority in so long: low ones get through in the end.
 
 # --- worker agent and runners
 FEED_SECONDS = 0.002  # A runner is fed this much work at once: hides a 60 us hand-over.
