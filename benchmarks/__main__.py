@@ -43,7 +43,7 @@ def compare(arguments: Sequence[str]) -> int:
         print(f"{PROFILES[system].title} is not installed and left out", file=sys.stderr)
     if not systems:
         return 2
-    workloads: List[str] = options.workloads or list(WORKLOADS)
+    workloads: List[str] = options.workloads or [name for name, workload in WORKLOADS.items() if workload.is_default]
     chosen: Dict[str, Any] = {"workloads": workloads, "systems": systems, "repeats": options.repeats, "quick": options.quick}
     environment = describe()
     if environment["load_average_before"][0] > BUSY_LOAD:

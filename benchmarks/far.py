@@ -1,4 +1,4 @@
-"""A mesh on this machine whose parts take each other for other machines: what they exchange goes over TCP, on loopback."""
+"""Meshes on this machine of commands: `gpumesh serve` and `gpumesh join`, each a process of its own, as on several machines."""
 
 from __future__ import annotations
 
@@ -9,52 +9,81 @@ import signal
 import subprocess
 import sys
 import tempfile
-from typing import Any, Dict, Iterator, List
+from typing import Any, Iterator, List, Mapping
 
 NO_SHARED_MEMORY = "GPUMESH_NO_SHARED_MEMORY"
 END_SECONDS = 10.0
 _TOKEN = "GPUMESH_TOKEN"
 
 
-class Far:
-    """`gpumesh serve` and `gpumesh join`, each a command of its own. The worker shares no memory with the coordinator; a client may."""
+class Commands:
+    """A coordinator, and the workers that `join` adds; all end with the block."""
 
-    def __init__(self, *, slots: int) -> None:
-        self._slots = slots
+    def __init__(self) -> None:
         self._token = secrets.token_hex(32)
         self._url = ""
+        self._environment: Mapping[str, str] = {}
         self._ends = contextlib.ExitStack()
 
-    def __enter__(self) -> Far:
+    def __enter__(self) -> Commands:
         with self._ends as ends:
             folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="benchmarks-"))  # For the connection that they save.
-            environment = {**os.environ, _TOKEN: self._token, "XDG_CONFIG_HOME": folder, "PYTHONUNBUFFERED": "1"}
-            said = ends.enter_context(_command(["serve", "--port", "0", "--no-self-worker"], environment))
+            self._environment = {**os.environ, _TOKEN: self._token, "XDG_CONFIG_HOME": folder, "PYTHONUNBUFFERED": "1"}
+            said = ends.enter_context(_command(["serve", "--port", "0", "--no-self-worker"], self._environment))
             self._url = said.split("serving at ")[1].split(",")[0]
-            far = {**environment, NO_SHARED_MEMORY: "1"}
-            ends.enter_context(_command(["join", self._url, "--slots", str(self._slots)], far))
             self._ends = ends.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._ends.close()
 
+    def join(self, *options: str, environment: Mapping[str, str]) -> None:
+        """Add a worker; it has joined when this returns."""
+        self._ends.enter_context(_command(["join", self._url, *options], {**self._environment, **environment}))
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[Any]:
+        """A `GPUMesh` of this process."""
+        from gpumesh import GPUMesh
+
+        with GPUMesh(self._url, token=self._token, fallback=False) as mesh:
+            yield mesh
+
+
+class Far:
+    """A mesh whose parts take each other for other machines: what they exchange goes over TCP, on loopback.
+
+    The worker shares no memory with the coordinator; a client may.
+    """
+
+    def __init__(self, *, slots: int) -> None:
+        self._slots = slots
+        self._commands = Commands()
+
+    def __enter__(self) -> Far:
+        with contextlib.ExitStack() as ends:
+            ends.enter_context(self._commands)
+            self._commands.join("--slots", str(self._slots), environment={NO_SHARED_MEMORY: "1"})
+            ends.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._commands.__exit__()
+
     @contextlib.contextmanager
     def client(self, *, is_far: bool) -> Iterator[Any]:
         """A `GPUMesh` of this process; far: it shares no memory with the coordinator either."""
-        from gpumesh import GPUMesh
-
         if is_far:
             os.environ[NO_SHARED_MEMORY] = "1"
         try:
-            with GPUMesh(self._url, token=self._token, fallback=False) as mesh:
+            with self._commands.client() as mesh:
                 yield mesh
         finally:
             os.environ.pop(NO_SHARED_MEMORY, None)
 
 
 @contextlib.contextmanager
-def _command(arguments: List[str], environment: Dict[str, str]) -> Iterator[str]:
+def _command(arguments: List[str], environment: Mapping[str, str]) -> Iterator[str]:
     """A gpumesh command, once it has said its first line, and that line; it is ended as by Ctrl-C."""
     process = subprocess.Popen(
         [sys.executable, "-m", "gpumesh", *arguments],

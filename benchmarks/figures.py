@@ -72,6 +72,60 @@ WAYS = {
     "result": "result",  # Worker to coordinator; the client shares its memory.
 }
 
+# Wall time over the bound on unlike machines (unlike.py has the cases). Told nothing, peers run the cases of 60 tasks as one.
+UNLIKE_ROWS: Tuple[Row, ...] = (
+    Row(
+        "unlike",
+        "speeds 10 5 2 1, 200 tasks: scores equal",
+        "even_over_bound",
+        "",
+        smaller_is_better=True,
+        bars=(Bar(1.08), Bar(1, "dask")),
+        goals=(Bar(1.03),),
+    ),
+    Row("unlike", "the same, Ray's SPREAD", "spread_even_over_bound", "", smaller_is_better=True),
+    Row(
+        "unlike",
+        "speeds 20 10 2 0.2, 60 tasks: scores right",
+        "right_over_bound",
+        "",
+        smaller_is_better=True,
+        bars=(Bar(1.12),),
+        goals=(Bar(1.05),),
+    ),
+    Row("unlike", "the same, Ray's SPREAD", "spread_right_over_bound", "", smaller_is_better=True),
+    Row(
+        "unlike",
+        "the same, scores equal, never seen, idempotent",
+        "unseen_over_bound",
+        "",
+        smaller_is_better=True,
+        peer_metric="right_over_bound",
+        bars=(Bar(1.30),),
+        goals=(Bar(1.15),),
+    ),
+    Row(
+        "unlike",
+        "the same, its second call, not idempotent",
+        "second_over_bound",
+        "",
+        smaller_is_better=True,
+        peer_metric="right_over_bound",
+        bars=(Bar(1.12),),
+        goals=(Bar(1.05),),
+    ),
+    Row(
+        "unlike",
+        "the same, 300 tasks: scores wrong by 10 x",
+        "wrong_over_bound",
+        "",
+        smaller_is_better=True,
+        bars=(Bar(1.3),),
+        goals=(Bar(1.15),),
+    ),
+    Row("unlike", "the same, Ray's SPREAD", "spread_wrong_over_bound", "", smaller_is_better=True),
+)
+
 # What gpumesh must reach (bars) and wants to reach (goals): two slots, everything on one machine of two cores.
 ROWS: Tuple[Row, ...] = (
     Row(
@@ -298,6 +352,12 @@ ROWS: Tuple[Row, ...] = (
             Row("latency_under_transfer", f"no-op before a {title}, p99", f"{side}_idle_p99_ms", "ms", smaller_is_better=True),
             Row("latency_under_transfer", f"{title} meanwhile", f"{side}_gb_s", "GB/s", smaller_is_better=False),
         )
+    ),
+    *(
+        row._replace(workload=workload, title=f"{title}, {row.title}", bars=bars, goals=goals)
+        for workload, title, has_bars in (("unlike", "slept", True), ("unlike_burning", "computed", False))
+        for row in UNLIKE_ROWS
+        for bars, goals in [(row.bars, row.goals) if has_bars else ((), ())]
     ),
 )
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import time
 from typing import Any, Dict, List, Tuple
 
 ITEMS_PER_MEGABYTE = 125_000  # Of 8 bytes.
 SLICE = 1000  # Elements that `facts` adds up.
+SPEED = "MACHINE_SPEED"  # In the environment of a worker that stands for a machine of this speed; no system reads it.
 
 _kept: Dict[int, Any] = {}  # Of `kept_array`, at most one.
 
@@ -24,6 +26,27 @@ def echo(document: Dict[str, Any]) -> Dict[str, Any]:
 def nap(seconds: float) -> None:
     """Keep a slot for a while without using a core."""
     time.sleep(seconds)
+
+
+def speed() -> float:
+    """That of the machine which this process stands for."""
+    return float(os.environ[SPEED])
+
+
+def sleeping_work(item: Tuple[int, float]) -> Tuple[int, float]:
+    """Takes `seconds` on a machine of speed 1, and no core; which item it was, and the speed of the machine that did it."""
+    index, seconds = item
+    time.sleep(seconds / speed())
+    return index, speed()
+
+
+def burning_work(item: Tuple[int, float]) -> Tuple[int, float]:
+    """The same in processor time, for computers with a core for each machine."""
+    index, seconds = item
+    end = time.process_time() + seconds / speed()
+    while time.process_time() < end:
+        pass
+    return index, speed()
 
 
 def increment(number: int) -> int:

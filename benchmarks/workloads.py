@@ -1,6 +1,6 @@
 """What is measured: the workloads of small tasks, which take an opened system and return its figures, and the list of all workloads.
 
-Those of values are in objects.py, those of the wire in transfers.py, `start` is in running.py.
+Those of values are in objects.py, those of the wire in transfers.py, those of unlike machines in unlike.py, `start` is in running.py.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from benchmarks.objects import (
 )
 from benchmarks.systems import PROFILES, SLOTS, System
 from benchmarks.transfers import cross_host, latency_under_transfer
+from benchmarks.unlike import unlike, unlike_burning
 
 NAP_SECONDS = 0.02  # The tasks of `first_result`.
 PAD_BYTES = 1000  # The documents of `small_args`.
@@ -54,6 +55,7 @@ class Workload(NamedTuple):
     systems: Tuple[str, ...] = tuple(PROFILES)  # For which there is such a thing.
     needs_system: bool = True  # Opened and warm; False: the workload starts what it measures itself.
     object_bytes: Optional[int] = None  # The store's limit.
+    is_default: bool = True  # False: runs only when it is named.
 
 
 def warm_up(system: System) -> None:
@@ -228,5 +230,9 @@ WORKLOADS: Dict[str, Workload] = {
     "cross_host": Workload(cross_host, MEGABYTES, 90.0, systems=("gpumesh",), needs_system=False),
     "latency_under_transfer": Workload(
         latency_under_transfer, Size({"*": 2000}, {"*": 200}), 90.0, systems=("gpumesh",), needs_system=False
+    ),
+    "unlike": Workload(unlike, Size({"*": 1000}, {"*": 100}), 240.0, systems=STORES, needs_system=False),
+    "unlike_burning": Workload(
+        unlike_burning, Size({"*": 1000}, {"*": 100}), 400.0, systems=STORES, needs_system=False, is_default=False
     ),
 }

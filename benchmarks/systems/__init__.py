@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Protocol, Sequence, cast
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple, cast
 
 SLOTS = 2  # Worker processes of every system.
 
@@ -47,6 +47,34 @@ class System(Protocol):
 
     def stores(self) -> List[int]:
         """Processes that keep or manage objects."""
+
+
+class Machine(NamedTuple):
+    """A computer that one single-slot worker process stands for."""
+
+    speed: float  # In the process's environment, where only the tasks look.
+    score: float  # What a system that asks for a score is told.
+
+
+class Machines(Protocol):
+    """A running system with one worker for each of some unlike machines."""
+
+    ways: Tuple[str, ...]  # Of placing tasks; "" is the default.
+
+    def warm_up(self, function: Callable[..., Any]) -> None:
+        """Run it once on each of them, with `None`; all have joined when this returns."""
+
+    def run(self, function: Callable[..., Any], items: Sequence[Any], *, way: str, is_idempotent: bool) -> List[Any]:
+        """One task for each item, all at once; all results, in any order."""
+
+
+class SystemOfMachines(Protocol):
+    """What a system that can run on several machines has beside the face of `System`."""
+
+    is_told: bool  # Whether it can be told scores, and which functions may run twice.
+
+    def machines(self, machines: Sequence[Machine]) -> ContextManager[Machines]:
+        """Start it with one worker for each; end it with the block."""
 
 
 class Profile(NamedTuple):

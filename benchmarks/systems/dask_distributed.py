@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from benchmarks import processes
-from benchmarks.systems import SLOTS
+from benchmarks.functions import SPEED
+from benchmarks.systems import SLOTS, Machine
 
 START = f"""
 from distributed import Client, LocalCluster
@@ -28,6 +30,7 @@ class Dask:
 
     streams = False
     getter = None  # A future inside a container arrives as its value.
+    is_told = False
 
     def open(self, *, object_bytes: Optional[int] = None) -> None:
         import distributed
@@ -74,6 +77,41 @@ class Dask:
 
     def stores(self) -> List[int]:
         return processes.descendants(os.getpid())  # Values lie in the memory of the workers.
+
+    @contextlib.contextmanager
+    def machines(self, machines: Sequence[Machine]) -> Iterator[DaskMachines]:
+        import distributed
+
+        untyped: Any = distributed
+        workers = {
+            place: {
+                "cls": untyped.Nanny,  # As in a LocalCluster, which cannot give each an environment of its own.
+                "options": {"nthreads": 1, "env": {SPEED: str(machine.speed)}, "silence_logs": logging.ERROR},
+            }
+            for place, machine in enumerate(machines)
+        }
+        scheduler = {"cls": untyped.Scheduler, "options": {"dashboard": False, "dashboard_address": None}}
+        with untyped.SpecCluster(workers, scheduler, silence_logs=logging.ERROR) as cluster, untyped.Client(cluster) as client:
+            client.wait_for_workers(len(machines))
+            yield DaskMachines(client)
+
+
+class DaskMachines:
+    """A scheduler in the driver and one process with one thread for each machine."""
+
+    ways = ("",)
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def warm_up(self, function: Callable[..., Any]) -> None:
+        workers = list(self._client.scheduler_info()["workers"])
+        self._client.gather([self._client.submit(function, None, pure=False, workers=[worker]) for worker in workers])
+
+    def run(self, function: Callable[..., Any], items: Sequence[Any], *, way: str, is_idempotent: bool) -> List[Any]:
+        futures = [self._client.submit(function, item, pure=False) for item in items]
+        results: List[Any] = self._client.gather(futures)
+        return results
 
 
 SYSTEM = Dask

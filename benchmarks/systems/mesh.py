@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from benchmarks import processes
-from benchmarks.systems import SLOTS
+from benchmarks.far import Commands
+from benchmarks.functions import SPEED
+from benchmarks.systems import SLOTS, Machine
 
 START = f"""
 from gpumesh import GPUMesh, accelerate
@@ -26,6 +29,7 @@ class Mesh:
 
     streams = True
     getter = "gpumesh"
+    is_told = True
 
     def open(self, *, object_bytes: Optional[int] = None) -> None:
         from gpumesh import GPUMesh
@@ -73,6 +77,38 @@ class Mesh:
 
     def stores(self) -> List[int]:
         return processes.named("gpumesh-coord", "gpumesh-worker")
+
+    @contextlib.contextmanager
+    def machines(self, machines: Sequence[Machine]) -> Iterator[MeshOfMachines]:
+        with Commands() as commands:
+            for place, machine in enumerate(machines):
+                # A tag for the warm-up, which must reach every one of them.
+                told = ["--slots", "1", "--score", str(machine.score), "--tag", f"machine={place}"]
+                commands.join(*told, environment={SPEED: str(machine.speed)})
+            with commands.client() as mesh:
+                yield MeshOfMachines(mesh, len(machines))
+
+
+class MeshOfMachines:
+    """`gpumesh serve` and one `gpumesh join` for each machine."""
+
+    ways = ("",)
+
+    def __init__(self, mesh: Any, count: int) -> None:
+        self._mesh = mesh
+        self._count = count
+
+    def warm_up(self, function: Callable[..., Any]) -> None:
+        from gpumesh import accelerate
+
+        futures = [accelerate(self._mesh, tags={"machine": str(place)})(function).remote(None) for place in range(self._count)]
+        for future in futures:
+            future.result()
+
+    def run(self, function: Callable[..., Any], items: Sequence[Any], *, way: str, is_idempotent: bool) -> List[Any]:
+        from gpumesh import accelerate
+
+        return list(accelerate(self._mesh, idempotent=is_idempotent)(function).map([(item,) for item in items]))
 
 
 SYSTEM = Mesh

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 from benchmarks import processes
-from benchmarks.systems import SLOTS
+from benchmarks.functions import SPEED
+from benchmarks.systems import SLOTS, Machine
 
 START = f"""
 import logging
@@ -29,6 +31,7 @@ class Ray:
 
     streams = False
     getter = "ray"
+    is_told = False
 
     def open(self, *, object_bytes: Optional[int] = None) -> None:
         import ray
@@ -73,6 +76,44 @@ class Ray:
 
     def stores(self) -> List[int]:
         return processes.named("raylet")  # The store is a thread of it.
+
+    @contextlib.contextmanager
+    def machines(self, machines: Sequence[Machine]) -> Iterator[RayMachines]:
+        import ray
+        from ray.cluster_utils import Cluster
+
+        cluster = Cluster(shutdown_at_exit=False)
+        try:
+            for place, machine in enumerate(machines):
+                own = {"env_vars": {SPEED: str(machine.speed)}, "resources": {f"machine{place}": 1}}
+                cluster.add_node(num_cpus=1, include_dashboard=False, **own)
+            ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+            yield RayMachines(ray, len(machines))
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+class RayMachines:
+    """One raylet for each machine, the first of them the head."""
+
+    ways = ("", "spread")
+
+    def __init__(self, ray: Any, count: int) -> None:
+        self._ray = ray
+        self._count = count
+
+    def warm_up(self, function: Callable[..., Any]) -> None:
+        remote = self._ray.remote(function)
+        places = [remote.options(resources={f"machine{place}": 1}) for place in range(self._count)]
+        self._ray.get([place.remote(None) for place in places])
+
+    def run(self, function: Callable[..., Any], items: Sequence[Any], *, way: str, is_idempotent: bool) -> List[Any]:
+        remote = self._ray.remote(function)
+        if way == "spread":
+            remote = remote.options(scheduling_strategy="SPREAD")
+        results: List[Any] = self._ray.get([remote.remote(item) for item in items])
+        return results
 
 
 SYSTEM = Ray
