@@ -1,0 +1,43 @@
+"""The examples that start a mesh of their own, run as a reader would."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Dict, Iterator, List
+
+import pytest
+
+from tests.integration.programs import ROOT, Programs, started_programs
+
+POINTS = 60
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    with started_programs(tmp_path) as started:
+        yield started
+
+
+def sweeps(output: str) -> List[Dict[float, int]]:
+    """For each sweep, the tasks that each machine has done, by its true speed."""
+    found: List[Dict[float, int]] = []
+    for line in output.splitlines():
+        row = re.fullmatch(r" +([\d.]+) +([\d.]+|-) +(\d+) +[\d.]+ s", line)
+        if row:
+            found[-1][float(row[1])] = int(row[3])
+        elif line.endswith(":"):
+            found.append({})
+    return found
+
+
+@pytest.mark.parametrize("options", [[], ["--idempotent"]])
+def test_unlike_machines_get_work_by_their_speed(programs: Programs, options: List[str]) -> None:
+    example = programs.python("examples/unlike_machines.py", "--points", str(POINTS), *options, PYTHONPATH=str(ROOT))
+
+    assert example.wait(50) == 0, example.output
+    first, second = sweeps(example.output)
+    for done in (first, second):
+        assert sum(done.values()) == POINTS
+        assert done[20.0] > done[10.0] > done[2.0] >= done[0.2]
+    assert not example.survivors()
