@@ -7,14 +7,16 @@
 Promises:
 
 1. A slot is never lost: each slot has a runner that is starting, idle, busy or being ended, or a start that is due.
-2. Each arrived attempt is reported exactly once: with its result, as NOT_RUN, CRASHED, CANCELLED or TIMED_OUT.
+2. Each arrived attempt is reported exactly once: with its result, as NOT_RUN, CRASHED, CANCELLED, TIMED_OUT or HANDED_BACK.
 3. A task that may have started is not started again here. Its number on the runner's page decides, never timing.
 4. A runner gets more than one task at once only while the tasks of that function have been short, and gives back what it has not
    started when one of them turns out long.
 5. Only the task that was executing when a process died is CRASHED.
 6. A task runs only in a process of its kind: so many threads, that environment. Runners of the wrong kind make way for it, at most
    one for each task that waits for its kind, and until they have, what fits them may overtake it for `KIND_PATIENCE_SECONDS` only.
-7. An environment whose runners do not start fails its own tasks; only the worker's own runners decide whether it is healthy.
+7. While it is withheld nothing new starts, and whatever has not started goes back at once; what runs ends by itself, or is ended as
+   HANDED_BACK when that was asked for.
+8. An environment whose runners do not start fails its own tasks; only the worker's own runners decide whether it is healthy.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ _NOT_RUN = int(Status.NOT_RUN)
 _CANCELLED = int(Status.CANCELLED)
 _TIMED_OUT = int(Status.TIMED_OUT)
 _CRASHED = int(Status.CRASHED)
+_HANDED_BACK = int(Status.HANDED_BACK)
 
 MEAN_WEIGHT = 0.3  # Of the newest batch in the decayed mean of run times.
 LONG_FOR_ITS_KIND = 3.0  # Means: a task that runs longer is not like the others of its function.
@@ -206,6 +209,10 @@ class LocalPool:
         self._problem = ""
         self._unwanted: Dict[int, int] = {}  # task id -> attempt: recalled while fed but not known to have started.
         self._draining = False
+        self._withheld = False  # By the machine's owner: like draining, until `accept`.
+        self._ends_running = False  # What runs is to be ended too, ...
+        self._end_grace = CANCEL_GRACE_SECONDS  # ... so long after it was interrupted.
+        self._allowed = slots  # Slots that may be in use at the same time.
         self._timers: List[Tuple[float, int]] = []  # Heap of (check_at, runner), lazily cleaned.
 
     # --- reading
@@ -218,7 +225,7 @@ class LocalPool:
     @property
     def is_draining(self) -> bool:
         """Whether nothing new is taken."""
-        return self._draining
+        return self._draining or self._withheld
 
     @property
     def queued(self) -> int:
@@ -258,7 +265,7 @@ class LocalPool:
 
     def on_arrived(self, spec: int, tasks: Iterable[Tuple[int, int, Any]], now: float) -> List[Any]:
         """Attempts arrived, to be run in this order."""
-        if self._draining:
+        if self._draining or self._withheld:
             return [Report([(task[0], task[1], _NOT_RUN, {}, 0.0) for task in tasks])]
         self._queue.extend([Task(task[0], task[1], spec) for task in tasks])
         actions: List[Any] = []
@@ -417,6 +424,43 @@ class LocalPool:
         self._starts.clear()
         return [Report(report)] if report else []
 
+    def hand_back(self, *, running: bool, now: float, grace_seconds: float = CANCEL_GRACE_SECONDS) -> List[Any]:
+        """The machine's owner wants it back: until `accept`, nothing new is taken and what has not started is given back as NOT_RUN.
+
+        Args:
+            running: End what runs too, as HANDED_BACK; else it goes on to its end.
+            grace_seconds: From the interrupt to the kill.
+        """
+        self._withheld = True
+        self._ends_running = running
+        self._end_grace = grace_seconds
+        actions: List[Any] = []
+        if self._queue:
+            actions.append(Report([(task.task_id, task.attempt, _NOT_RUN, {}, 0.0) for task in self._queue]))
+            self._queue.clear()
+        for runner in self._runners.values():
+            if running and runner.interrupted:
+                runner.kill_at = min(runner.kill_at, now + grace_seconds)
+            if runner.fed and runner.state is RunnerState.BUSY and (running or len(runner.fed) > 1):
+                self._check_at(runner, now)
+        return actions
+
+    def accept(self) -> None:
+        """The owner lends it again. What is being ended still is."""
+        self._withheld = False
+        self._ends_running = False
+
+    def allow(self, slots: int, now: float) -> List[Any]:
+        """Use no more than so many slots at the same time from now on; what has not started is given back when they are fewer than before."""
+        actions: List[Any] = []
+        fewer = slots < self._allowed
+        self._allowed = max(1, min(slots, self.slots))
+        if fewer and self._queue:
+            actions.append(Report([(task.task_id, task.attempt, _NOT_RUN, {}, 0.0) for task in self._queue]))
+            self._queue.clear()
+        self._feed_all(actions, now)
+        return actions
+
     def on_time(self, now: float) -> List[Any]:
         """Starts that are due, runners to look at, interrupts that did not help."""
         actions: List[Any] = []
@@ -462,6 +506,8 @@ class LocalPool:
         """Give a runner its next tasks, if it should have more."""
         if runner.revoked or runner.interrupted:
             return
+        if self._allowed < self.slots and self._is_beyond(runner):
+            return
         queue = self._queue
         spec = queue[0].spec
         facts = self._specs[spec]
@@ -495,6 +541,22 @@ class LocalPool:
             runner.since = now
         actions.append(Feed(runner.ident, spec, tasks))
         self._arm(runner, facts, now)
+
+    def _is_beyond(self, runner: Runner) -> bool:
+        """Whether the slots that may be in use are taken by other runners, those that have been at work for longer first."""
+        others = 0
+        for other in self._runners.values():
+            if other is runner:
+                if runner.state is RunnerState.BUSY:
+                    break  # Those behind it are the ones to stop.
+            elif other.state in (RunnerState.BUSY, RunnerState.RESERVED):
+                others += 1
+        return others >= self._allowed
+
+    def _is_too_wide(self, width: int) -> bool:
+        """Whether a task of several slots would take more than may be in use. Alone it may, or it would wait for ever."""
+        taken = sum(runner.state in (RunnerState.BUSY, RunnerState.RESERVED) for runner in self._runners.values())
+        return bool(taken) and taken + width > self._allowed
 
     def _overtaker(self, runner: Runner, facts: SpecFacts, now: float) -> int:
         """The next task needs a process of another kind than this one: place of the first that fits this one, 0 if there is none.
@@ -550,7 +612,7 @@ class LocalPool:
         if runner.fed or not self._is_wanted(facts):
             return
         idle = [other for other in self._runners.values() if other.state is RunnerState.READY]
-        if len(idle) < facts.width:
+        if len(idle) < facts.width or (self._allowed < self.slots and self._is_too_wide(facts.width)):
             return  # The slots that are free wait for it: the queue keeps its order, so it cannot starve.
         if runner.kind != facts.kind:
             if facts.width == 1 and self._is_served_soon(facts) and not self._is_late(now):
@@ -600,7 +662,8 @@ class LocalPool:
                 continue
             unwanted = self._unwanted.pop(task_id, None) is not None
             if number == runner.interrupted:
-                if runner.reason == _TIMED_OUT or status == _CANCELLED:
+                # Code that was interrupted may return or raise whatever it likes: half of a value must not pass for the whole.
+                if runner.reason in (_TIMED_OUT, _HANDED_BACK) or status == _CANCELLED:
                     status, payload = runner.reason, self._why(runner.reason, task)
                 runner.interrupted = 0
             elif status == _NOT_RUN:
@@ -610,7 +673,7 @@ class LocalPool:
                     back.append(task)
                     continue
             report.append((task_id, attempt, status, payload, seconds))
-        if self._draining:
+        if self.is_draining:
             report.extend((task.task_id, task.attempt, _NOT_RUN, {}, 0.0) for task in back)
         else:
             self._queue.extendleft(reversed(back))
@@ -620,11 +683,13 @@ class LocalPool:
         if status == _TIMED_OUT:
             limit = self._specs[task.spec].timeout
             return {"reason": f"it ran longer than its timeout of {limit:g} s", "seconds": limit}
+        if status == _HANDED_BACK:
+            return {"reason": "ended because the machine's owner wants it back"}
         return {"reason": "cancelled while it ran"}
 
     def _put_back(self, back: List[Task], actions: List[Any]) -> None:
-        """To the front of the queue, or to the coordinator when this worker is leaving."""
-        if self._draining and back:
+        """To the front of the queue, or to the coordinator when this worker is leaving or withheld."""
+        if self.is_draining and back:
             actions.append(Report([(task.task_id, task.attempt, _NOT_RUN, {}, 0.0) for task in back]))
         else:
             self._queue.extendleft(reversed(back))
@@ -700,6 +765,8 @@ class LocalPool:
                     due.append(self._interrupt(runner, started, _CANCELLED, actions, now))
                 elif timeout and ran >= timeout:
                     due.append(self._interrupt(runner, started, _TIMED_OUT, actions, now))
+                elif self._ends_running:
+                    due.append(self._interrupt(runner, started, _HANDED_BACK, actions, now))
                 elif timeout:
                     due.append(since + timeout)
         if finished > sent and (not is_running or ran > LATE_RESULT_SECONDS):
@@ -714,7 +781,7 @@ class LocalPool:
     def _interrupt(self, runner: Runner, number: int, reason: int, actions: List[Any], now: float) -> float:
         runner.interrupted = number
         runner.reason = reason
-        runner.kill_at = now + CANCEL_GRACE_SECONDS
+        runner.kill_at = now + (self._end_grace if reason == _HANDED_BACK else CANCEL_GRACE_SECONDS)
         actions.append(Interrupt(runner.ident, number))
         return runner.kill_at
 
@@ -730,6 +797,7 @@ class LocalPool:
             if (
                 ran >= patience
                 or runner.interrupted
+                or self._withheld
                 or (self._has_idle_runner() and self._is_worth_taking(runner))
                 or any(task.task_id in self._unwanted for task in waiting)
             ):

@@ -49,6 +49,9 @@ class LocalPoolMachine(RuleBasedStateMachine):
         self.executed: Dict[int, int] = {}
         self.reports: Dict[int, int] = {}
         self.draining = False
+        self.withheld = False
+        self.was_ended = False  # Running tasks were to be ended for the owner's sake at some time.
+        self.allowed = slots
         self.pool.on_spec(0, timeout=0.0, width=1, threads=2)
         self.pool.on_spec(1, timeout=5.0, width=1, threads=2)
         self.pool.on_spec(2, timeout=0.0, width=slots, threads=4)
@@ -69,6 +72,10 @@ class LocalPoolMachine(RuleBasedStateMachine):
                 assert runner.up
                 assert action.tasks
                 assert runner.kind == KINDS[action.spec]
+                assert not self.withheld
+                is_wide = KINDS[action.spec][0] == 4
+                at_work = sum(bool(one.inbox or one.current) for one in self.runners.values())
+                assert is_wide or runner.inbox or runner.current or at_work < self.allowed
                 for task_id, attempt in action.tasks:
                     runner.inbox.append((task_id, attempt, action.spec))
             elif isinstance(action, local.Report):
@@ -76,6 +83,7 @@ class LocalPoolMachine(RuleBasedStateMachine):
                     assert self.arrived[task_id] == attempt
                     assert task_id not in self.reports, f"task {task_id} reported twice"
                     self.reports[task_id] = status
+                    assert status != Status.HANDED_BACK or (self.was_ended and task_id in self.executed)
             elif isinstance(action, local.FailEnvironment):
                 assert action.environment
                 for task_id, attempt in action.tasks:
@@ -211,6 +219,23 @@ class LocalPoolMachine(RuleBasedStateMachine):
         for task in self.arrived:
             self.reports.setdefault(task, ABANDONED)
 
+    @rule(running=st.booleans())
+    def hand_back(self, running: bool) -> None:
+        self.withheld = True
+        self.was_ended = self.was_ended or running
+        self.perform(self.pool.hand_back(running=running, now=self.now))
+        assert self.pool.queued == 0
+
+    @rule()
+    def accept(self) -> None:
+        self.withheld = False
+        self.pool.accept()
+
+    @rule(slots=st.integers(1, 3))
+    def allow(self, slots: int) -> None:
+        self.allowed = min(slots, self.slots)
+        self.perform(self.pool.allow(slots, self.now))
+
     @precondition(lambda self: len(getattr(self, "arrived", ())) > 12)
     @rule()
     def drain(self) -> None:
@@ -221,6 +246,10 @@ class LocalPoolMachine(RuleBasedStateMachine):
     def a_slot_is_never_lost(self) -> None:
         if hasattr(self, "pool") and not self.draining:
             assert len(self.runners) + len(self.pool._starts) == self.slots
+
+    @invariant()
+    def a_withheld_pool_keeps_nothing_that_could_start(self) -> None:
+        assert not getattr(self, "withheld", False) or self.pool.queued == 0
 
     @invariant()
     def nothing_runs_twice(self) -> None:
