@@ -11,6 +11,8 @@ Promises:
 3. Whatever user code raises, `SystemExit` and `KeyboardInterrupt` included, is the end of that task only.
 4. What user code writes reaches the pipe at each write: nothing is lost when the process dies in the next line.
 5. It never outlives its agent: end of stream when idle, the spawner's kill when busy.
+6. What runs on a GPU finds torch's modules and tensors there, and leaves no memory behind but what its globals hold; a process
+   whose GPU does not answer any more ends.
 """
 
 from __future__ import annotations
@@ -25,17 +27,22 @@ import sys
 from collections import deque
 from time import monotonic
 from types import FrameType
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from gpumesh.config import CONTROL_FRAME_BYTES, INLINE_VALUE_BYTES, RESULT_FLUSH_SECONDS
 from gpumesh.errors import MeshError
 from gpumesh.model.outcomes import Status
+from gpumesh.model.resources import show_requirement
+from gpumesh.model.tasks import TaskSpec, spec_from_wire
 from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
 from gpumesh.runtime import system
 from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, REVOKED, SENT, SINCE, STARTED, Page
 from gpumesh.runtime.runner_channel import RunnerChannel
 from gpumesh.runtime.runner_objects import RunnerObjects
-from gpumesh.serialization import exceptions, functions, refs, values
+from gpumesh.serialization import exceptions, functions, refs, tensors, values
+
+if TYPE_CHECKING:
+    from gpumesh.runtime.runner_devices import TaskDevice
 
 OUTPUT_FDS = (1, 2)
 _load_call, _dumps = values.loads_call, values.dumps  # Looked up for every task.
@@ -44,6 +51,9 @@ HELD_BYTES = 1024 * 1024
 _OK, _RAISED, _RETRYABLE, _CANCELLED, _NOT_RUN = (
     int(status) for status in (Status.OK, Status.RAISED, Status.RETRYABLE, Status.CANCELLED, Status.NOT_RUN)
 )
+_OUT_OF_MEMORY = int(Status.OUT_OF_MEMORY)
+DEVICE_VARIABLE = "GPUMESH_DEVICE"
+"""Names the device of the tasks of a process as torch does ("cuda:0", "mps"); set by the agent for those that have a card."""
 
 
 class _Output(io.RawIOBase):
@@ -85,13 +95,16 @@ class _Function:
 
 
 class _Spec:
-    __slots__ = ("function", "name", "at_most_once", "code")
+    __slots__ = ("function", "name", "at_most_once", "code", "need", "place", "device")
 
-    def __init__(self, function: _Function, name: str, at_most_once: bool, code: bytes) -> None:
-        self.code = code  # Digest of the modules that came with it; b"": none.
+    def __init__(self, function: _Function, told: TaskSpec, device: Optional[TaskDevice]) -> None:
+        self.code = told.code  # Digest of the modules that came with it; b"": none.
         self.function = function
-        self.name = name
-        self.at_most_once = at_most_once
+        self.name = told.name
+        self.at_most_once = told.retries == 0
+        self.need = told.requirement
+        self.place = told.place
+        self.device = device  # None: it runs on the CPU, where everything arrives.
 
 
 class Runner:
@@ -115,6 +128,8 @@ class Runner:
         self._flushes = 0
         self._last_sent = 0.0
         self.has_written = False
+        self._device: Optional[TaskDevice] = None  # Once there is a task for one.
+        self._is_spent = False  # Its GPU does not answer this process any more; another one may have better luck.
 
     def run(self) -> None:
         """Serve until the agent closes the socket."""
@@ -134,6 +149,9 @@ class Runner:
                     return
             spec, task = queue.popleft()
             self._run(spec, task[0], task[1], task[2])
+            if self._is_spent:
+                self._flush()
+                return
 
     # --- one task
 
@@ -168,10 +186,17 @@ class Runner:
                 if call is None:
                     call = self._load(function, keeps_body=bool(spec.code))
                 arguments, keywords = _load_call(payload) if is_plain else objects.load_call(payload)
+                device = spec.device
+                if device is not None and spec.place:
+                    arguments, keywords = device.place(arguments, keywords)
                 value = call(*arguments, **keywords)
                 if type(value).__name__ == "coroutine":
                     value = _await(value)
-                result: Any = objects.dump_result(value) if refs.are_used else _dumps(value, what="the result", snapshot=False)
+                result: Any
+                if device is not None:
+                    result = self._dump_from(device, spec, value)
+                else:
+                    result = objects.dump_result(value) if refs.are_used else _dumps(value, what="the result", snapshot=False)
                 if type(result) is not bytes or len(result) > INLINE_VALUE_BYTES:
                     result = objects.keep(result)
             finally:
@@ -179,6 +204,8 @@ class Runner:
                 arguments = keywords = value = None  # Arrays among them would keep their mappings open.
         except BaseException as error:  # noqa: BLE001  # User code may raise anything; it is told to its owner.
             status, result = self._failure(spec, error, number)
+        if spec.device is not None and not spec.device.free():
+            self._is_spent = True
         if objects.is_used or refs.are_used:
             objects.end_task()
         if objects.moved_from:
@@ -227,6 +254,8 @@ class Runner:
         if isinstance(error, KeyboardInterrupt) and self._words[INTERRUPT] == number:
             return _CANCELLED, {"reason": "interrupted"}
         status = _RETRYABLE if isinstance(error, spec.function.retry_on) else _RAISED
+        if spec.device is not None and spec.device.explain_full(error, task=spec.name, asked=show_requirement(spec.need)):
+            status = _OUT_OF_MEMORY if status == _RETRYABLE else status
         try:
             return status, exceptions.dump_exception(error, hide_frames_of=__file__)
         finally:
@@ -235,11 +264,31 @@ class Runner:
     def _note_moved(self, spec: _Spec) -> None:
         """Say once for each function that its tensors have left their device."""
         device, self._objects.moved_from = self._objects.moved_from, ""
+        if spec.device is not None and spec.device.has_moved:
+            return  # We have put its arguments there; so they come back.
         if not spec.function.has_noted:
             spec.function.has_noted = True
             words = f"gpumesh: tensors in the result of {spec.name} were on {device} and come back on the CPU"
             self.has_written = True
             os.write(2, f"{words}; return tensor.cpu() to say so yourself\n".encode())
+
+    def _dump_from(self, device: TaskDevice, spec: _Spec, value: Any) -> Any:
+        """The result of a task on a device, once that has finished; its tensors are on the CPU, or remember where they were."""
+        device.finish()
+        tensors.keeps_device = not spec.place
+        try:
+            return self._objects.dump_result(value)
+        finally:
+            tensors.keeps_device = False
+
+    def _device_for(self, told: TaskSpec) -> Optional[TaskDevice]:
+        if told.place and not told.requirement.needs_gpu and DEVICE_VARIABLE not in os.environ:
+            return None
+        if self._device is None:
+            from gpumesh.runtime.runner_devices import TaskDevice
+
+            self._device = TaskDevice(os.environ.get(DEVICE_VARIABLE, ""))
+        return self._device
 
     def _on_signal(self, number: int, frame: Optional[FrameType]) -> None:
         channel = self._channel
@@ -269,13 +318,12 @@ class Runner:
         elif kind is DefineFunction:
             self._functions[message.digest] = _Function(message.body)
         elif kind is DefineSpec:
-            fields = message.spec
-            code = fields[9] if len(fields) > 9 else b""
-            key = (fields[0], code)
+            told = spec_from_wire(message.spec)
+            key = (told.function, told.code)
             function = self._coded.get(key)
             if function is None:
-                function = self._coded[key] = self._functions[fields[0]]
-            self._specs[message.number] = _Spec(function, fields[1], fields[4] == 0, code)
+                function = self._coded[key] = self._functions[told.function]
+            self._specs[message.number] = _Spec(function, told, self._device_for(told))
         elif kind is DefineCode:
             if self._code is None:
                 from gpumesh.runtime.code import ShippedCode

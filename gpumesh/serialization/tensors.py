@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import copyreg
 import io
+import logging
 import pickle
 import sys
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Set, Tuple
 
 reducers: Dict[type, Callable[[Any], Any]] = {}
 """Tensor's own way to be pickled here; empty until torch is loaded. Subclasses keep theirs, and come back to this for their data."""
 
 on_moved: Optional[Callable[[str], None]] = None  # Told the device when a tensor leaves one.
+keeps_device = False  # Tensors are to be on a device of the same name again where they are unpickled, if there is one.
 _PROTOCOL = 5
+_log = logging.getLogger("gpumesh")
 _HERE = frozenset({"cpu", "meta"})
 
 
@@ -48,8 +51,11 @@ def leaves_device(kind: str) -> bool:
 def reduce_tensor(tensor: Any) -> Any:
     """How a tensor is pickled."""
     kind = tensor.device.type
+    device = ""
     if leaves_device(kind):
-        if on_moved is not None:
+        if keeps_device:
+            device = str(tensor.device)
+        elif on_moved is not None:
             on_moved(kind)
         requires_grad = tensor.requires_grad
         tensor = tensor.detach().cpu()
@@ -63,20 +69,38 @@ def reduce_tensor(tensor: Any) -> Any:
     if tensor.numel():
         raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         buffer = pickle.PickleBuffer(raw.numpy())
-    return make_tensor, (buffer, str(tensor.dtype), tuple(tensor.shape), tensor.requires_grad)
+    facts = (buffer, str(tensor.dtype), tuple(tensor.shape), tensor.requires_grad)
+    return make_tensor, (*facts, device) if device else facts
 
 
-def make_tensor(buffer: Any, dtype: str, shape: Tuple[int, ...], requires_grad: bool) -> Any:
-    """The tensor again, on the memory of `buffer`."""
+def make_tensor(buffer: Any, dtype: str, shape: Tuple[int, ...], requires_grad: bool, device: str = "") -> Any:
+    """The tensor again, on the memory of `buffer`; or on a device, if this process has it."""
     import torch
 
     kind = getattr(torch, dtype.rpartition(".")[2])
     if buffer is None:
-        return torch.empty(shape, dtype=kind, requires_grad=requires_grad)
-    if memoryview(buffer).readonly:
-        buffer = bytearray(buffer)
-    tensor = torch.frombuffer(buffer, dtype=kind).reshape(shape)
+        tensor = torch.empty(shape, dtype=kind)
+    else:
+        if memoryview(buffer).readonly:
+            buffer = bytearray(buffer)
+        tensor = torch.frombuffer(buffer, dtype=kind).reshape(shape)
+    if device:
+        tensor = _on_device(torch, tensor, device)
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+_missed: Set[str] = set()  # Devices that this process lacks, and has said so.
+
+
+def _on_device(torch: Any, tensor: Any, device: str) -> Any:
+    try:
+        return tensor.to(device)
+    except (RuntimeError, AssertionError) as error:  # No such device, no room on it; a torch without CUDA asserts.
+        if device not in _missed:
+            _missed.add(device)
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            _log.warning("tensors that were on %s are on the CPU here, because of place=False and this: %s", device, reason)
+        return tensor
 
 
 def _is_plain(tensor: Any) -> bool:

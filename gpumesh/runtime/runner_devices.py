@@ -1,0 +1,183 @@
+"""The device of a task's process: what torch brings goes there, its memory comes back, and a card that is too small says so.
+
+A process that runs tasks on GPUs sees the cards of its lease and no others, so its device is the first that it sees. Nothing in here
+imports torch, and nothing touches a GPU before the task, or unpickling its arguments, has loaded torch.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import Any, Dict, List, Tuple
+
+from gpumesh.model.resources import show_bytes
+from gpumesh.serialization import moving
+
+KEPT_BYTES = 1 << 20  # Growth of a device's memory over a task that is worth a search for what only cycles keep alive.
+SHOWN_PROCESSES = 5  # In a text for people; the largest.
+
+
+class TaskDevice:
+    """The device on which the tasks of this process run.
+
+    Args:
+        name: As torch calls it; "": the first card that this process sees, or the CPU.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self._name = name
+        self._allocated = 0  # Bytes that tasks have left on it: their globals.
+        self.has_moved = False  # The last task's arguments held something that went there.
+
+    def place(self, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        """The arguments with torch's modules and tensors on the device."""
+        torch = moving.torch_loaded()
+        self.has_moved = False
+        if torch is None:
+            return arguments, keywords
+        name = self._known(torch)
+        if name == "cpu":
+            return arguments, keywords  # Everything arrives there.
+        mover = moving.Mover(torch, name)
+        arguments, keywords = mover.move(arguments), mover.move(keywords)
+        self.has_moved = mover.moved > 0
+        return arguments, keywords
+
+    def finish(self) -> None:
+        """Wait until the device has done what the task has asked of it: what fails there fails this task, not the next.
+
+        Raises:
+            RuntimeError: torch's error for it.
+        """
+        torch = moving.torch_loaded()
+        if torch is not None and _cuda_in_use(torch):
+            torch.cuda.synchronize()
+
+    def free(self) -> bool:
+        """Give memory that no tensor uses back to the device; False if the device does not answer this process any more."""
+        torch = moving.torch_loaded()
+        if torch is None:
+            return True
+        try:
+            if _cuda_in_use(torch):
+                cuda = torch.cuda
+                if cuda.memory_allocated() > self._allocated + KEPT_BYTES:
+                    gc.collect()
+                cuda.empty_cache()
+                self._allocated = cuda.memory_allocated()
+            elif self._name == "mps":
+                torch.mps.empty_cache()
+        except RuntimeError:
+            return False  # What a kernel did wrong stays with the process: each call raises it again from now on.
+        return True
+
+    def explain_full(self, error: BaseException, *, task: str, asked: str) -> bool:
+        """Whether the device's memory did not suffice; then the error says itself who holds it. It keeps its type.
+
+        Args:
+            error: What the task has raised.
+            task: The function's name.
+            asked: Its requirement, for people.
+        """
+        torch = moving.torch_loaded()
+        if torch is None or not is_out_of_memory(torch, error):
+            return False
+        error.args = (f"{error}\n{describe(torch, task=task, asked=asked)}", *error.args[1:])
+        return True
+
+    def _known(self, torch: Any) -> str:
+        if not self._name:
+            mps = getattr(torch.backends, "mps", None)
+            if torch.cuda.is_available():
+                self._name = "cuda:0"
+            else:
+                self._name = "mps" if mps is not None and mps.is_available() else "cpu"
+        return self._name
+
+
+def is_out_of_memory(torch: Any, error: BaseException) -> bool:
+    """Whether a GPU's memory did not suffice."""
+    kind = getattr(torch, "OutOfMemoryError", None) or getattr(torch.cuda, "OutOfMemoryError", None)
+    if kind is not None and isinstance(error, kind):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    return "CUBLAS_STATUS_ALLOC_FAILED" in text or (
+        "out of memory" in text and any(word in text for word in ("CUDA", "HIP", "MPS"))
+    )
+
+
+def describe(torch: Any, *, task: str, asked: str) -> str:
+    """One line on the current device after `task` found no room on it."""
+    where = f"{os.uname().nodename}, process {os.getpid()}" if hasattr(os, "uname") else f"process {os.getpid()}"
+    asked = f"{task} asked for {asked}"
+    try:
+        if not _cuda_in_use(torch):
+            mps = torch.mps
+            total, used = mps.recommended_max_memory(), mps.driver_allocated_memory()
+            facts = f"mps has {show_bytes(total)} for this process, which holds {show_bytes(used)}"
+        else:
+            facts = _cuda_facts(torch)
+    except (RuntimeError, AttributeError) as problem:
+        facts = f"its memory cannot be read any more ({type(problem).__name__})"
+    return f"gpumesh: on {where}: {facts}; {asked}; ask for more with options(gpu=..., memory=...), or for less at a time"
+
+
+def _cuda_facts(torch: Any) -> str:
+    cuda = torch.cuda
+    index = cuda.current_device()
+    free, total = cuda.mem_get_info(index)
+    own, kept = cuda.memory_allocated(index), cuda.memory_reserved(index)
+    facts = (
+        f"cuda:{index} ({cuda.get_device_name(index)}) has {show_bytes(total)}, of which {show_bytes(free)} are free; "
+        f"this process has {show_bytes(own)} in tensors and {show_bytes(kept - own)} kept for more"
+    )
+    others = _others(_uuid_of(cuda.get_device_properties(index)))
+    if others:
+        return f"{facts}; others on it: {', '.join(others)}"
+    rest = total - free - kept
+    return f"{facts}; {show_bytes(rest)} are held by other processes and by the driver" if rest > 0 else facts
+
+
+def _uuid_of(properties: Any) -> str:
+    """As NVML writes it; "" where this version of torch does not tell."""
+    uuid = str(getattr(properties, "uuid", "") or "")
+    return uuid if not uuid or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+def _others(uuid: str) -> List[str]:
+    """`python (pid 4242) 3.2 GB` for each other process on a card, the largest first; nothing where NVML does not say."""
+    if not uuid:
+        return []
+    try:
+        import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        found = [(int(each.usedGpuMemory or 0), int(each.pid)) for each in running]
+    except Exception:  # noqa: BLE001 - an old driver breaks the binding in many ways (NVML.md); the card is full all the same
+        return []
+    shown = []
+    for used, pid in sorted(found, reverse=True)[:SHOWN_PROCESSES]:
+        name = _process_name(pid)
+        if pid != os.getpid() and name:
+            shown.append(f"{name} (pid {pid}) {show_bytes(used) if used else 'an unknown amount'}")
+    return shown
+
+
+def _process_name(pid: int) -> str:
+    """What runs under that id; "" if nobody does: the binding may misread the list."""
+    import psutil
+
+    try:
+        return str(psutil.Process(pid).name())
+    except (psutil.Error, ValueError, OverflowError):
+        return ""
+
+
+def _cuda_in_use(torch: Any) -> bool:
+    return bool(torch.cuda.is_initialized())
