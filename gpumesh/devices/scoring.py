@@ -9,7 +9,7 @@ type and 78 by the other.
 from __future__ import annotations
 
 import math
-from typing import Dict
+from typing import Dict, Mapping
 
 REFERENCE_NAME = "NVIDIA GeForce RTX 4090"
 REFERENCE_SCORE = 100.0
@@ -26,6 +26,13 @@ REFERENCE_BANDWIDTH = (
 )
 
 MAX_SCORE = 1e6  # 10,000 reference cards: anything above is a slip of the keyboard.
+
+# No figure of one device is believed above these, five times the fastest card of 2025 that people have measured (B200: 80 TFLOPS in
+# float32, 1,745 in bfloat16, 8 TB/s on its sheet; stas00/ml-engineering): a clock that was stopped before the device had finished.
+MAX_RATE_FLOPS: Dict[str, float] = {"float32": 400e12, "bfloat16": 9e15, "float16": 9e15}
+MAX_BANDWIDTH = 40e12
+PRIOR_SPREAD = 3.0  # A card whose measured score is off its name's by more is measured once more before it is believed.
+AGREEMENT = 1.25  # Two measurements that differ by less tell the same: boost clocks and a power cap make up to 20 %.
 
 # Where nothing was measured, one CPU core counts as this much of the reference: about a 3 GHz server core with 256-bit vectors.
 PRIOR_CORE_RATE_FLOPS = 60e9  # float32.
@@ -55,6 +62,69 @@ def device_score(rate_flops: float, bandwidth: float, *, dtype: str = "float32")
         if not 0 < figure < math.inf:
             raise ValueError(f"a measured {what} must be a positive finite number, not {figure!r}; measure again")
     return check_score(REFERENCE_SCORE * math.sqrt(rate_flops / reference) * math.sqrt(bandwidth / REFERENCE_BANDWIDTH))
+
+
+def score_rates(rates: Mapping[str, float], *, dtype: str = "float32") -> float:
+    """The score that measured rates amount to.
+
+    The score of record is by float32 on every device: it is what torch and everything else multiplies in unless told otherwise, what
+    a CPU and a card that nobody has measured are scored by, and so the one type in which all of them compare. Half precision ranks
+    cards differently (an A100 is 73 by float32 and 158 by bfloat16), so its rate travels with the score; and what a function really
+    reached on a device replaces the score soon.
+
+    Args:
+        rates: In FLOP/s by element type, and "bandwidth" in bytes/s. All that this module knows are looked at, others are not.
+        dtype: Whose rate counts.
+
+    Raises:
+        ValueError: The rate or "bandwidth" is missing, or a figure is no speed that a device can have; measure again.
+    """
+    for name, most in (*MAX_RATE_FLOPS.items(), ("bandwidth", MAX_BANDWIDTH)):
+        if name not in rates and name not in (dtype, "bandwidth"):
+            continue
+        figure = rates.get(name, 0.0)
+        if not 0 < figure <= most:
+            raise ValueError(f"{name} was measured as {figure:.3g}, which is not between 0 and {most:.3g}; measure again")
+    return device_score(rates[dtype], rates["bandwidth"], dtype=dtype)
+
+
+def half_type(kind: str, capability: str) -> str:
+    """The half precision that a device really has; "" where it is emulated or gains nothing.
+
+    A card that only emulates bfloat16 says that it supports it, and is then 20 times slower (a T4 2.3 TFLOPS instead of 42).
+
+    Args:
+        kind: "cuda", "rocm" or "mps".
+        capability: "8.9", "gfx942"; "" if unknown.
+    """
+    if kind == "cuda":
+        major = int(capability.partition(".")[0] or 0)
+        return "bfloat16" if major >= 8 else "float16" if major == 7 else ""
+    if kind == "rocm":
+        # Matrix units with bfloat16: CDNA (gfx908 on) and RDNA 3 on; older ones pack two float16 into one float32 lane.
+        return "bfloat16" if capability.startswith(("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")) else "float16"
+    return "float16" if kind == "mps" else ""
+
+
+def is_off(score: float, prior: float) -> bool:
+    """Whether a measured score is so far from what the device's name promises that it should be measured once more.
+
+    Args:
+        prior: What is known of devices of that name; 0: nothing.
+    """
+    return prior > 0 and not prior / PRIOR_SPREAD <= score <= prior * PRIOR_SPREAD
+
+
+def settle(first: float, second: float, prior: float) -> float:
+    """The score to believe after a first measurement that was off its prior and a second one.
+
+    Two that agree are believed over any table, for cards are capped, shared and renamed. Of two that do not, the one nearer to the
+    prior counts, and no further from it than `PRIOR_SPREAD`.
+    """
+    if max(first, second) <= AGREEMENT * min(first, second):
+        return second
+    nearer = min((first, second), key=lambda score: abs(math.log(score / prior)))
+    return min(max(nearer, prior / PRIOR_SPREAD), prior * PRIOR_SPREAD)
 
 
 def cpu_prior(cores: int, *, speed: float = 1.0) -> float:

@@ -11,7 +11,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-from gpumesh.devices import benchmark
+from gpumesh.devices import benchmark, children
 from gpumesh.devices.scoring import PRIOR_LOOP_RATE, cpu_prior, device_score
 
 FIGURES: Dict[str, Any] = {"loop_rate": 2e7, "numpy": "2.0", "rate_flops": 1.2e11, "bandwidth": 1.8e10}
@@ -49,7 +49,7 @@ def test_the_real_benchmark_measures_this_machine() -> None:
 
 def test_the_benchmark_ends_with_whoever_started_it() -> None:
     started = subprocess.Popen(
-        [sys.executable, "-m", "gpumesh.devices.benchmark", benchmark.WITH_PARENT],
+        [sys.executable, "-m", "gpumesh.devices.benchmark", children.WITH_PARENT],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
