@@ -70,7 +70,7 @@ class CardUsage(NamedTuple):
 
 
 class _Card:
-    __slots__ = ("facts", "place", "others", "leases", "bytes", "parts", "context", "is_whole")
+    __slots__ = ("facts", "place", "others", "leases", "bytes", "parts", "context", "is_whole", "is_gone")
 
     def __init__(self, facts: DeviceFacts, place: int) -> None:
         self.facts = facts
@@ -81,6 +81,7 @@ class _Card:
         self.parts = 0  # Of PARTS, booked by fractions.
         self.context = CONTEXT_BYTES if facts.kind in KINDS_WITH_CONTEXT else 0
         self.is_whole = False  # Its one lease has all of it.
+        self.is_gone = False  # Not told of any more, and kept for the leases that are on it.
 
     def share(self, part: int) -> int:
         """Bytes that a fraction comes to."""
@@ -159,14 +160,16 @@ class Cards:
             card = before.pop(facts.key, None)
             if card is None:
                 card = _Card(facts, place)
-            elif card.facts.others != facts.others:
+            elif card.facts.others != facts.others or card.is_gone:
                 card.others = facts.others  # Otherwise what was measured since is newer.
             card.facts = facts
             card.place = place
+            card.is_gone = False
             self._cards[facts.key] = card
         for key, card in before.items():
             if card.leases:
                 card.facts = card.facts._replace(problem="gone")
+                card.is_gone = True
                 self._cards[key] = card
         for idle in [key for key in self._idle if not all(card in self._cards for card in key[0])]:
             del self._idle[idle]
@@ -254,7 +257,7 @@ class Cards:
         for key in lease.cards:
             card = self._cards[key]
             card.remove(lease)
-            if card.facts.problem == "gone" and not card.leases:
+            if card.is_gone and not card.leases:
                 del self._cards[key]
         if all(key in self._cards for key in lease.cards):
             self._idle[(lease.cards, lease.ordinal)] = None
