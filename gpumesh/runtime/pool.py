@@ -12,9 +12,9 @@ import signal
 import socket
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Deque, Dict, FrozenSet, List, Optional, Set, Tuple, Union
 
-from gpumesh.config import OUTPUT_READ_BYTES
+from gpumesh.config import CANCEL_GRACE_SECONDS, OUTPUT_READ_BYTES
 from gpumesh.model.outcomes import Status
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.protocol.connection import Closed, Connection
@@ -231,6 +231,29 @@ class RunnerPool:
     def drain(self) -> None:
         """Give back what has not started, finish what has."""
         self._perform(self.local.drain())
+
+    def hand_back(
+        self, *, running: bool, cards: Optional[FrozenSet[str]] = None, grace_seconds: float = CANCEL_GRACE_SECONDS
+    ) -> None:
+        """The machine's owner wants it back, or the cards with these keys: what has not started is reported as NOT_RUN, now and until
+        `accept`.
+
+        Args:
+            running: End what runs too, as HANDED_BACK.
+            cards: Only tasks whose lease has one of these cards; None: all tasks.
+            grace_seconds: From the interrupt to the kill.
+        """
+        if cards is None:
+            self._perform(self.local.hand_back(running=running, now=self._loop.time(), grace_seconds=grace_seconds))
+
+    def accept(self, cards: Optional[FrozenSet[str]] = None) -> None:
+        """The owner lends everything again, or these cards; cards that were asked back by name stay so until they are named here."""
+        if cards is None:
+            self.local.accept()
+
+    def allow(self, slots: int) -> None:
+        """Use no more than so many slots for tasks without a card."""
+        self._perform(self.local.allow(slots, self._loop.time()))
 
     def abandon(self) -> None:
         """The coordinator is lost: end everything, report nothing of it."""

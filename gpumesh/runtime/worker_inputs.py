@@ -52,6 +52,7 @@ class TaskInputs:
 
     def __init__(self, objects: WorkerObjects, report: Callable[[List[Result]], None]) -> None:
         self.is_draining = False
+        self.is_withheld = False  # By the machine's owner.
         self._objects = objects
         self._pool = objects.pool
         self._report = report
@@ -71,7 +72,7 @@ class TaskInputs:
             oids = {} if type(payload) is bytes else sizes_of(payload)
             if not oids:
                 plain.append((task_id, attempt, payload))
-            elif self.is_draining:
+            elif self.is_draining or self.is_withheld:
                 self._report([(task_id, attempt, _NOT_RUN, {}, 0.0)])
             else:
                 self._waiting[(task_id, attempt)] = _Waiting(spec, task_id, attempt, payload, oids)
@@ -175,6 +176,15 @@ class TaskInputs:
     def drain(self) -> None:
         """Give back what has not reached the pool, now and from now on."""
         self.is_draining = True
+        self.give_back()
+
+    def hand_back(self) -> None:
+        """The same, but only until `is_withheld` is taken back."""
+        self.is_withheld = True
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Report everything that has not reached the pool as NOT_RUN."""
         waiting = [*self._resolving.values(), *self._waiting.values()]
         for each in waiting:
             self._drop(each)
