@@ -6,7 +6,7 @@ import argparse
 import json
 import random
 import sys
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from benchmarks.environment import describe
 from benchmarks.simulate_engine import first_come_first_served, simulate
@@ -32,6 +32,10 @@ def main(arguments: Sequence[str]) -> int:
         speeds = parse_speeds(options.workers, random.Random(0)) if options.workers else EIGHT_SCORES
     except ValueError as error:
         parser.error(str(error))
+    if options.table:
+        return _table(options)
+    if options.decisions:
+        return _decisions(options)
     rows: List[Dict[str, Any]] = []
     print(SCALE)
     total = sum(speeds)
@@ -58,13 +62,50 @@ def main(arguments: Sequence[str]) -> int:
             rows.append(row)
             print(f"{distribution}, {scores}: {row['median']:.3f} / {row['worst']:.3f}", file=sys.stderr, flush=True)
     print(show(rows))
-    if options.json is not None:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(
-                {"environment": describe(), "speeds": list(speeds), "options": vars(options), "rows": rows}, file, indent=1
-            )
-            file.write("\n")
+    _write(options.json, {"speeds": list(speeds), "options": vars(options), "rows": rows})
     return 0
+
+
+def _table(options: argparse.Namespace) -> int:
+    """Print what the placement promises and keeps; 1 when it does not keep something."""
+    from benchmarks.simulate_table import HEADING, as_json, cells, rows
+
+    print(SCALE)
+    print(f"8 machines of speeds 120 to 0.3, 1,000 tasks unless said, {options.seeds} seeds, median / worst\n", flush=True)
+    found = rows(options.seeds, on_row=lambda row: print("  ".join(cells(row)), file=sys.stderr, flush=True))
+    print("\n".join(aligned([HEADING, *map(cells, found)])))
+    _write(options.json, {"seeds": options.seeds, "rows": as_json(found)})
+    return int(not all(row.is_met for row in found))
+
+
+def _decisions(options: argparse.Namespace) -> int:
+    """Print decisions per second and memory."""
+    from benchmarks.simulate_decisions import SLOTS, measure_decisions, measure_memory
+
+    print(
+        f"100,000 pending tasks, workers of {SLOTS} slots; tasks assigned and finished per second of the scheduler's processor time\n"
+    )
+    lines = [["workers", "may run twice", "results per report", "decisions/s"]]
+    found = []
+    for workers in (10, 1000, 10_000):
+        for idempotent in (False, True):
+            for batch in (1, 4):
+                figure = measure_decisions(workers, idempotent=idempotent, batch=batch)
+                found.append({**figure._asdict(), "per_second": figure.per_second})
+                results = "1" if batch == 1 else f"1 to {batch}"
+                lines.append([f"{workers:,}", "yes" if idempotent else "no", results, f"{figure.per_second:,.0f}"])
+    size = measure_memory()
+    print("\n".join(aligned(lines)))
+    print(f"\n{size:.0f} bytes for each pending task (tracemalloc, 100,000 tasks, their ids included)")
+    _write(options.json, {"decisions": found, "bytes_per_task": size})
+    return 0
+
+
+def _write(path: Optional[str], found: Dict[str, Any]) -> None:
+    if path is not None:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"environment": describe(), **found}, file, indent=1)
+            file.write("\n")
 
 
 def measure(distribution: str, *, seeds: int, **options: Any) -> Dict[str, Any]:
@@ -119,6 +160,10 @@ def show(rows: Sequence[Dict[str, Any]]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks simulate", description=__doc__)
+    parser.add_argument(
+        "--table", action="store_true", help="every row that the placement is judged by (--seeds 50 takes some minutes)"
+    )
+    parser.add_argument("--decisions", action="store_true", help="how fast the scheduler alone decides, and its memory")
     parser.add_argument("--workers", metavar="SPEEDS|N", help="speeds as 120,85,52, or how many to draw from scores of real cards (default: eight unlike ones)")  # fmt: skip
     parser.add_argument("--slots", type=int, default=1, help="of each machine, which share its speed (default 1)")
     parser.add_argument("--tasks", type=int, default=1000, help="default 1000")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from time import perf_counter
+from time import thread_time
 from typing import Any, Callable, Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from benchmarks.simulate_workload import Case, Machine, bound
@@ -90,6 +90,9 @@ class Simulation:
         self._heap: List[Call] = []
         self._count = 0
         self._left = sum(len(submission.lengths) for submission in case.submissions)
+        self._followers: Dict[int, List[int]] = {}  # Submission -> those that wait for its end.
+        self._open: List[int] = []  # By submission: tasks that have not ended. Only kept if there are followers.
+        self._of: Dict[int, int] = {}  # Task id -> its submission, likewise.
         self._prepare()
 
     def run(self) -> Result:
@@ -107,9 +110,9 @@ class Simulation:
                 call(*arguments)
             elif deadline is not None:
                 self.now = max(self.now, deadline)
-                begun = perf_counter()
+                begun = thread_time()
                 actions = cluster.on_time(self.now)
-                self.cpu_seconds += perf_counter() - begun
+                self.cpu_seconds += thread_time() - begun
                 self._perform(actions)
             else:
                 raise RuntimeError(f"{self._left} tasks are left at {self.now:.6g} s, and nothing is going to happen")
@@ -141,7 +144,13 @@ class Simulation:
             ids = [base | number for number in range(first, first + len(submission.lengths))]
             self.submitted.append(ids)
             self.length.update(zip(ids, submission.lengths))
-            self.at(submission.at, self._submit, index)
+            if submission.after < 0:
+                self.at(submission.at, self._submit, index)
+            else:
+                self._followers.setdefault(submission.after, []).append(index)
+        if self._followers:
+            self._open = [len(ids) for ids in self.submitted]
+            self._of = {task_id: index for index, ids in enumerate(self.submitted) for task_id in ids}
 
     def _join(self, worker: _Worker) -> None:
         machine = worker.machine
@@ -172,9 +181,9 @@ class Simulation:
     # --- the coordinator
 
     def _handle(self, event: ev.Event) -> None:
-        begun = perf_counter()
+        begun = thread_time()
         actions = self.cluster.handle(event, self.now)
-        self.cpu_seconds += perf_counter() - begun
+        self.cpu_seconds += thread_time() - begun
         self._perform(actions)
 
     def _perform(self, actions: Iterable[act.Action]) -> None:
@@ -200,6 +209,12 @@ class Simulation:
         self.ends[task_id] = self.now
         self._left -= 1
         self.failed += not is_good
+        if self._followers:
+            index = self._of[task_id]
+            self._open[index] -= 1
+            if not self._open[index]:
+                for follower in self._followers.get(index, ()):
+                    self.at(self.now, self._submit, follower)
 
     # --- the workers
 

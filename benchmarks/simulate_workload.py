@@ -74,6 +74,7 @@ class Submission(NamedTuple):
     priority: int = 0
     function: int = 0
     retries: int = 3
+    after: int = -1  # Submitted when all tasks of that submission have ended, not `at` a time; -1: no.
 
 
 class Case(NamedTuple):
@@ -100,7 +101,7 @@ def lengths(distribution: str, count: int, rng: random.Random) -> List[float]:
     if distribution == "pareto":
         least = 1 / PARETO_MEAN
         kept = 1 - PARETO_CUT**-PARETO_ALPHA  # Probability of the part that is not cut off.
-        return [least * (1 - kept * rng.random()) ** (-1 / PARETO_ALPHA) for _ in range(count)]
+        return [float(least * (1 - kept * rng.random()) ** (-1 / PARETO_ALPHA)) for _ in range(count)]
     if distribution == "bimodal":
         return [BIMODAL_LONG if rng.random() < BIMODAL_FRACTION else 1.0 for _ in range(count)]
     raise ValueError(f"{distribution!r} is none of {', '.join(DISTRIBUTIONS)}")
@@ -117,7 +118,7 @@ def told(speed: float, scores: str, rng: random.Random) -> float:
     if scores == "equal":
         return 1.0
     if scores == "wrong":
-        return speed * WRONG_FACTOR ** rng.uniform(-1.0, 1.0)
+        return float(speed * WRONG_FACTOR ** rng.uniform(-1.0, 1.0))
     raise ValueError(f"{scores!r} is none of {', '.join(SCORES)}")
 
 
