@@ -53,6 +53,7 @@ class Card(NamedTuple):
     system_index: int  # As nvidia-smi numbers it; of a slice: its card's.
     name: str = ""
     uuid: str = ""
+    bus: str = ""  # "00000000:01:00": domain, bus and device, without the function. A slice has its card's.
     hardware: Hardware = Hardware()
     memory: Optional[Memory] = None
     memory_code: int = 0  # Why there is no memory.
@@ -182,6 +183,7 @@ class Nvml:
         name, uuid = self._ask("nvmlDeviceGetName", handle), self._ask("nvmlDeviceGetUUID", handle)
         memory, refused = self._memory(handle)
         mode = self._ask("nvmlDeviceGetComputeMode", handle)
+        bus = _text(getattr(self._ask("nvmlDeviceGetPciInfo", handle).value, "busId", ""))
         for answer in (name, uuid, refused, mode):
             if answer.code == GPU_IS_LOST:
                 return Card(index, _text(name.value), _text(uuid.value), code=answer.code, refusal=answer.refusal)
@@ -189,6 +191,7 @@ class Nvml:
             index,
             name=_text(name.value),
             uuid=_text(uuid.value),
+            bus=bus.upper().partition(".")[0],
             hardware=self._hardware(handle),
             memory=memory,
             memory_code=refused.code,

@@ -47,7 +47,8 @@ def real_binding() -> ModuleType:
     if name not in sys.modules:
         file = importlib.metadata.distribution("nvidia-ml-py").locate_file("pynvml.py")
         spec = importlib.util.spec_from_file_location(name, str(file))
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
@@ -150,6 +151,9 @@ class FakeNvml:
 
     def nvmlDeviceGetUUID(self, handle: Handle) -> Any:
         return self._text(given(handle.device.get("uuid")))
+
+    def nvmlDeviceGetPciInfo(self, handle: Handle) -> Any:
+        return SimpleNamespace(busId=self._text(given(handle.device.get("pci"))))
 
     def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: Optional[int] = None) -> Any:
         device, binding = handle.device, real_binding()
