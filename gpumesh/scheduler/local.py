@@ -207,7 +207,10 @@ class LocalPool:
         self._patient: Optional[Task] = None  # The head of the queue, while it waits for a process of its kind ...
         self._patient_since = 0.0  # ... from this moment on.
         self._problem = ""
-        self._unwanted: Dict[int, int] = {}  # task id -> attempt: recalled while fed but not known to have started.
+        self._unwanted: Dict[
+            int, int
+        ] = {}  # task id -> attempt: to be ended, recalled while fed but not known to have started.
+        self._asked_back: Dict[int, int] = {}  # The same of those that another worker could run: void once they have started.
         self._draining = False
         self._withheld = False  # By the machine's owner: like draining, until `accept`.
         self._ends_running = False  # What runs is to be ended too, ...
@@ -300,7 +303,7 @@ class LocalPool:
         actions: List[Any] = []
         fed = runner.fed
         report: Any = results
-        is_plain = not (runner.interrupted or runner.revoked or self._unwanted)
+        is_plain = not (runner.interrupted or runner.revoked or self._unwanted or self._asked_back)
         if is_plain:
             seconds, count, spec = 0.0, 0, -1
             for result in results:
@@ -346,6 +349,7 @@ class LocalPool:
                 number += 1
                 continue
             unwanted = self._unwanted.pop(task.task_id, None) is not None
+            asked_back = self._asked_back.pop(task.task_id, None) is not None
             if number <= finished:
                 # It had ended and its result died with the process; only tasks that may run again were held back.
                 status = runner.reason if number == runner.interrupted else _NOT_RUN
@@ -356,6 +360,8 @@ class LocalPool:
                 report.append((task.task_id, task.attempt, status, why, max(0.0, now - runner.since)))
             elif unwanted:
                 report.append((task.task_id, task.attempt, _CANCELLED, dict(details), 0.0))
+            elif asked_back:
+                report.append((task.task_id, task.attempt, _NOT_RUN, {}, 0.0))
             else:
                 back.append(task)
             number += 1
@@ -386,11 +392,12 @@ class LocalPool:
             self._queue = keep
             if report:
                 actions.append(Report(report))
-        if kill and wanted:
+        if wanted:
+            marked = self._unwanted if kill else self._asked_back
             for runner in self._runners.values():
                 for fed in runner.fed:
                     if fed is not None and wanted.get(fed.task_id) == fed.attempt:
-                        self._unwanted[fed.task_id] = fed.attempt
+                        marked[fed.task_id] = fed.attempt
                         self._check_at(runner, now)
         return actions
 
@@ -399,6 +406,7 @@ class LocalPool:
         actions: List[Any] = []
         self._queue.clear()
         self._unwanted.clear()
+        self._asked_back.clear()
         for runner in self._runners.values():
             if runner.state is RunnerState.BUSY:
                 runner.state = RunnerState.ENDING
@@ -661,6 +669,7 @@ class LocalPool:
             if task is None:
                 continue
             unwanted = self._unwanted.pop(task_id, None) is not None
+            asked_back = self._asked_back.pop(task_id, None) is not None
             if number == runner.interrupted:
                 # Code that was interrupted may return or raise whatever it likes: half of a value must not pass for the whole.
                 if runner.reason in (_TIMED_OUT, _HANDED_BACK) or status == _CANCELLED:
@@ -669,7 +678,7 @@ class LocalPool:
             elif status == _NOT_RUN:
                 if unwanted:
                     status = _CANCELLED
-                else:
+                elif not asked_back:
                     back.append(task)
                     continue
             report.append((task_id, attempt, status, payload, seconds))
@@ -799,7 +808,7 @@ class LocalPool:
                 or runner.interrupted
                 or self._withheld
                 or (self._has_idle_runner() and self._is_worth_taking(runner))
-                or any(task.task_id in self._unwanted for task in waiting)
+                or any(task.task_id in self._unwanted or task.task_id in self._asked_back for task in waiting)
             ):
                 runner.revoked = started + 1
                 runner.revoked_at = now
@@ -814,8 +823,11 @@ class LocalPool:
         back: List[Task] = []
         report: List[Tuple[int, int, int, Any, float]] = []
         for task in waiting:
+            asked_back = self._asked_back.pop(task.task_id, None) is not None
             if self._unwanted.pop(task.task_id, None) is not None:
                 report.append((task.task_id, task.attempt, _CANCELLED, {}, 0.0))
+            elif asked_back:
+                report.append((task.task_id, task.attempt, _NOT_RUN, {}, 0.0))
             else:
                 back.append(task)
         behind = len(runner.fed) - ahead
