@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from typing import Dict, Iterator, List, Mapping, Optional
+from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
 from gpumesh.devices.scoring import check_score, cpu_prior
 from gpumesh.model.records import NamedTuple
@@ -19,6 +19,17 @@ from gpumesh.version import __version__
 PRIOR_CLOCK_HZ = 3e9  # The clock that `scoring.cpu_prior` calls speed 1.
 CPUINFO_BYTES = 4096  # The first processor's entry; the rest says the same again, and costs time on large machines.
 NO_LIMIT_BYTES = 1 << 60  # cgroup version 1 writes "none" as a number near 2**63.
+PROBE_SWITCH = "GPUMESH_PROBE"  # "1": look for GPUs whatever the machine looks like; "0": never.
+# What a machine with a usable GPU has: CUDA on Linux, Jetson and WSL 2, ROCm. A render node (/dev/dri) alone, as any laptop has, is none.
+_GPU_SIGNS = (
+    "/dev/nvidiactl",
+    "/dev/nvidia0",
+    "/dev/nvhost-gpu",
+    "/dev/nvhost-ctrl-gpu",
+    "/dev/dxg",
+    "/dev/kfd",
+    "/proc/driver/nvidia/version",
+)
 _CGROUP_ROOT = "/sys/fs/cgroup"
 _CGROUP_MEMBERSHIP = "/proc/self/cgroup"
 _CPUINFO = "/proc/cpuinfo"
@@ -39,40 +50,62 @@ def local_facts(
 ) -> WorkerFacts:
     """What a worker on this machine tells the mesh when it joins.
 
-    Takes a few milliseconds: the score is the one measured earlier on this machine (`benchmark.measure_cpu_score`) or, failing that, an
-    estimate from the number of cores.
+    Takes a few milliseconds: the score is the one measured earlier on this machine (`benchmark.measure_cpu`) or, failing that, an
+    estimate from the number of cores; the GPUs are those found at an earlier start of a worker, if the machine still looks the same. Both
+    are told again when they have been looked at (`runtime.measuring`).
 
     Args:
         slots: Tasks at a time; by default one per usable core.
-        score: Overrides the measured or estimated one.
+        score: Overrides the measured or estimated one of the CPU.
         tags: For the worker to be found by.
 
     Raises:
         ValueError: `slots` or `score` is out of range.
     """
-    from gpumesh.devices.benchmark import cached_cpu_score
+    from gpumesh.devices.benchmark import cached_cpu
 
     cores = usable_cores()
     if slots is not None and not 1 <= slots <= 4096:
         raise ValueError(f"a worker has 1 to 4096 slots, not {slots!r}")
+    known = cached_cpu()
     if score is not None:
         cpu_score = check_score(score)
     else:
-        cpu_score = cached_cpu_score() or cpu_prior(cores, speed=clock_speed())
-    memory = host_memory()
+        cpu_score = known.score if known else cpu_prior(cores, speed=clock_speed())
+    cpu = DeviceFacts("cpu", 0, cpu_name(), host_memory(), cpu_score, rates=known.rates if known else ())
     return WorkerFacts(
         hostname=host_name(),
         slots=slots or cores,
         cores=cores,
-        memory=memory,
+        memory=cpu.memory,
         score=cpu_score,
-        devices=(DeviceFacts("cpu", 0, cpu_name(), memory, cpu_score),),
+        devices=(cpu, *_gpus_found_earlier()),
         tags=tuple(sorted((str(name), str(value)) for name, value in (tags or {}).items())),
         python=f"{sys.version_info[0]}.{sys.version_info[1]}",
         platform=sys.platform,
         gpumesh=__version__,
         pid=os.getpid(),
     )
+
+
+def gpus_may_exist() -> bool:
+    """Whether it is worth asking for GPUs. Takes microseconds and touches no driver."""
+    wish = os.environ.get(PROBE_SWITCH, "")
+    if wish in ("0", "1"):
+        return wish == "1"
+    if sys.platform == "darwin":
+        return os.uname().machine == "arm64"
+    if sys.platform == "win32":
+        return os.path.exists(os.path.join(os.environ.get("SYSTEMROOT", r"C:\Windows"), "System32", "nvml.dll"))
+    return any(map(os.path.exists, _GPU_SIGNS))
+
+
+def _gpus_found_earlier() -> Tuple[DeviceFacts, ...]:
+    if not gpus_may_exist():
+        return ()
+    from gpumesh.devices.probing import head_start
+
+    return head_start()
 
 
 def host_name() -> str:

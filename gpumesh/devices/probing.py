@@ -1,7 +1,7 @@
 """Asks probe processes about the GPUs, and remembers: which there are until the next start, how fast they are per card and driver.
 
-Nothing here loads torch or opens a driver. `head_start` and `gpus_may_exist` are for every worker's start and take microseconds; the others
-run a process and are for a thread or a command that may wait for it.
+Nothing here loads torch or opens a driver. `head_start` is for every worker's start and reads two small files; the others run a process and
+are for a thread or a command that may wait for it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from gpumesh.devices import remembered
 from gpumesh.devices.children import run_module
+from gpumesh.devices.detect import PROBE_SWITCH, gpus_may_exist
 from gpumesh.devices.probe import ANSWER, IN_USE
 from gpumesh.devices.scoring import check_score, is_off, score_rates, settle
 from gpumesh.model.records import NamedTuple
@@ -27,19 +28,8 @@ FORMAT = 1  # Of both files; raised when what an earlier version wrote can no lo
 DETECT_SECONDS = 60.0  # torch from a cold network disk; NVML alone answers within one.
 MEASURE_SECONDS = 180.0  # The same, and a first context on a machine with many cards.
 HEAD_START_SECONDS = 7 * 86400.0  # What was found longer ago is not told before it was looked at again.
-FORCE = "GPUMESH_PROBE"  # "1": probe whatever the machine looks like; "0": never.
 GPU_SCORE = "GPUMESH_GPU_SCORE"  # A score for all GPUs of this machine instead of the measured ones.
 
-# What a machine with a usable GPU has: CUDA on Linux, Jetson and WSL 2, ROCm. A render node (/dev/dri) alone is no sign of one.
-_SIGNS = (
-    "/dev/nvidiactl",
-    "/dev/nvidia0",
-    "/dev/nvhost-gpu",
-    "/dev/nvhost-ctrl-gpu",
-    "/dev/dxg",
-    "/dev/kfd",
-    "/proc/driver/nvidia/version",
-)
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
 )  # fmt: skip
@@ -61,18 +51,6 @@ class Measured(NamedTuple):
     device: DeviceFacts  # With score, rates and, if it turned out to be useless, its problem.
     note: str = ""  # Why there are no figures, or why they are in doubt.
     is_final: bool = True  # Not final: to be measured again when the device is at rest.
-
-
-def gpus_may_exist() -> bool:
-    """Whether it is worth asking. Takes microseconds and touches no driver."""
-    wish = os.environ.get(FORCE, "")
-    if wish in ("0", "1"):
-        return wish == "1"
-    if sys.platform == "darwin":
-        return os.uname().machine == "arm64"
-    if sys.platform == "win32":
-        return os.path.exists(os.path.join(os.environ.get("SYSTEMROOT", r"C:\Windows"), "System32", "nvml.dll"))
-    return any(map(os.path.exists, _SIGNS))
 
 
 # --- which there are
@@ -103,7 +81,7 @@ def detect() -> Survey:
 
 def head_start() -> Tuple[DeviceFacts, ...]:
     """The GPUs found at an earlier start of this machine, if it still looks the same; for the moment until `detect` answers."""
-    if os.environ.get(FORCE) == "1" or not gpus_may_exist():
+    if os.environ.get(PROBE_SWITCH) == "1" or not gpus_may_exist():
         return ()
     entry: Any = remembered.entries(_file("gpus.json")).get(_place())
     try:

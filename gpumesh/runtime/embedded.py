@@ -245,7 +245,7 @@ def add_worker(
     address = parse_address(url)
     facts = _facts(slots, score, tags)
     processes = _Processes()
-    worker_id = _fork_worker(processes, "worker", address, token, facts)
+    worker_id = _fork_worker(processes, "worker", address, token, facts, measure=score is None)
     return WorkerHandle(processes, {"id": worker_id, **facts_as_dict(facts)})
 
 
@@ -317,7 +317,7 @@ def _facts(slots: Optional[int], score: Optional[float], tags: Optional[Mapping[
     return local_facts(slots=slots, score=score, tags=tags)
 
 
-def _fork_worker(processes: _Processes, key: str, address: Address, token: str, facts: Any) -> str:
+def _fork_worker(processes: _Processes, key: str, address: Address, token: str, facts: Any, *, measure: bool = False) -> str:
     worker_id = random_hex(8)
     request = {
         "role": "worker",
@@ -326,6 +326,7 @@ def _fork_worker(processes: _Processes, key: str, address: Address, token: str, 
         "token": token,
         "facts": facts,
         "worker": worker_id,
+        "measure": measure,
     }
     processes.fork(key, request, [])
     return worker_id

@@ -19,6 +19,7 @@ from gpumesh.runtime import system
 from gpumesh.runtime.loop import new_event_loop
 
 if TYPE_CHECKING:
+    from gpumesh.runtime.measuring import Measuring
     from gpumesh.runtime.pool import Launch
     from gpumesh.runtime.worker import WorkerAgent
 
@@ -59,6 +60,7 @@ def run_worker_child(request: Dict[str, Any], channel: socket.socket) -> None:
                 request["worker"],
                 channel,
                 path=request.get("path"),
+                measure=bool(request.get("measure")),
             )
         )
     except MeshError as error:
@@ -77,7 +79,12 @@ async def work(
     on_joined: Optional[Callable[[Dict[str, Any]], None]] = None,
     measure: bool = False,
 ) -> None:
-    """Run an agent, with `measure` after a benchmark in the background, until it has drained (first signal) or is stopped (second signal, or `DRAIN_SECONDS`).
+    """Run an agent until it has drained (first signal) or is stopped (second signal, or `DRAIN_SECONDS`).
+
+    GPUs are looked for beside it where there may be some.
+
+    Args:
+        measure: Measure CPU and GPUs, as far as their figures are not known from earlier.
 
     Raises:
         MeshError: It can never join.
@@ -88,25 +95,26 @@ async def work(
         address=address, token=token, facts=facts, worker_id=worker_id, spawner=spawner, path=path, on_joined=on_joined
     )
     stopper = SignalStopper(lambda: agent.drain("its owner ended it"), agent.stop)
-    measuring = asyncio.ensure_future(_measure(agent)) if measure else None
+    measuring = _start_measuring(agent, measure=measure)
     try:
         await agent.run()
     finally:
         stopper.remove()
         if measuring is not None:
-            measuring.cancel()
+            measuring.stop()
 
 
-async def _measure(agent: WorkerAgent) -> None:
-    """Benchmark this machine in a process of its own, and tell the mesh."""
-    from gpumesh.devices.benchmark import measure_cpu_score
+def _start_measuring(agent: WorkerAgent, *, measure: bool) -> Optional[Measuring]:
+    from gpumesh.devices.detect import gpus_may_exist
 
-    try:
-        score = await asyncio.get_running_loop().run_in_executor(None, measure_cpu_score)
-    except (OSError, ValueError, RuntimeError) as error:
-        logger.warning("the benchmark failed (%s); the estimated score %.3g stays", error, agent.facts.score)
-        return
-    agent.change_score(score)
+    gpus = gpus_may_exist()
+    if not (gpus or measure):
+        return None
+    from gpumesh.runtime.measuring import Measuring
+
+    measuring = Measuring(agent, cpu=measure, gpus=gpus, speeds=measure)
+    measuring.start()
+    return measuring
 
 
 class SignalStopper:

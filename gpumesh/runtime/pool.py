@@ -28,6 +28,7 @@ from gpumesh.scheduler import local
 
 if TYPE_CHECKING:
     from gpumesh.runtime.environments import Environment, Environments
+    from gpumesh.runtime.readings import Holders
 
 logger = logging.getLogger(__name__)
 
@@ -185,6 +186,12 @@ class RunnerPool:
     def is_idle(self) -> bool:
         """Whether no task is here."""
         return not self._payloads
+
+    def card_holders(self) -> Holders:
+        """Which runners there are, for whoever counts what others hold of the cards, and on which cards they are."""
+        from gpumesh.runtime.readings import Holders
+
+        return Holders({process.pid for process in self._processes.values() if process.pid})
 
     # --- from the coordinator
 

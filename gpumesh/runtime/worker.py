@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Un
 
 from gpumesh.config import CONNECT_SECONDS, RECONNECT_FIRST_DELAY_SECONDS, RECONNECT_MAX_DELAY_SECONDS
 from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
-from gpumesh.model.resources import WorkerFacts
+from gpumesh.model.resources import DeviceFacts, WorkerFacts
 from gpumesh.network.address import Address
 from gpumesh.protocol.connection import Closed, Connection, Established
 from gpumesh.protocol.messages import (
@@ -30,6 +30,7 @@ from gpumesh.runtime.link import PeerLink
 from gpumesh.runtime.pool import Launch, PoolOwner, RunnerPool
 
 if TYPE_CHECKING:
+    from gpumesh.runtime.readings import Holders
     from gpumesh.runtime.worker_objects import WorkerObjects
 
 logger = logging.getLogger("gpumesh.worker")
@@ -207,10 +208,23 @@ class WorkerAgent(PoolOwner):
         if self._link is not None and self._link.connection.established:
             self._link.send(WorkerChanged(facts))
 
-    def change_score(self, score: float) -> None:
-        """The benchmark has an answer."""
-        devices = tuple(d._replace(score=score) if d.kind == "cpu" else d for d in self.facts.devices)
+    def change_score(self, score: float, *, rates: Tuple[Tuple[str, float], ...] = ()) -> None:
+        """The benchmark of the CPU has an answer."""
+        devices = tuple(d._replace(score=score, rates=rates) if d.kind == "cpu" else d for d in self.facts.devices)
         self.change_facts(self.facts._replace(score=score, devices=devices))
+
+    def change_devices(self, devices: Tuple[DeviceFacts, ...]) -> None:
+        """They have been looked at, measured, or one of them does not answer any more."""
+        self.change_facts(self.facts._replace(devices=devices))
+
+    def tell(self, message: Any) -> None:
+        """Send something to the coordinator, if there is one now."""
+        if self._link is not None and self._link.connection.established:
+            self._link.send(message)
+
+    def card_holders(self) -> Holders:
+        """Which processes of ours may hold memory of cards, and of which."""
+        return self._pool.card_holders()
 
     # --- from the pool
 
