@@ -10,7 +10,7 @@ from typing import List, NoReturn, Optional
 
 import typer
 
-from gpumesh.cli import demo, join, objects, serve, workers
+from gpumesh.cli import benchmark, demo, devices, join, objects, serve, workers
 from gpumesh.cli.console import set_verbosity, verbosity
 from gpumesh.errors import MeshError
 from gpumesh.version import __version__
@@ -28,6 +28,8 @@ app.command(name="serve")(serve.serve)
 app.command(name="join")(join.join)
 app.command(name="workers")(workers.workers)
 app.command(name="objects")(objects.objects)
+app.command(name="devices")(devices.devices)
+app.command(name="benchmark")(benchmark.benchmark)
 app.command(name="demo")(demo.demo)
 
 
