@@ -89,7 +89,7 @@ def _by_cuda(cards: Tuple[nvml.Card, ...], shown: CudaList) -> Optional[Dict[Pla
     told: Dict[Place, CudaCard] = {}
     for one in shown.cards:
         matching = [place for place, card in enumerate(cards) if _is_same(card, one)]
-        if not matching and len(cards) == len(shown.cards) == 1:
+        if not matching and len(cards) == len(shown.cards) == 1 and not (cards[0].uuid and one.uuid):
             matching = [0]
         if len(matching) != 1 or (matching[0], visible.WHOLE) in told:
             return None
