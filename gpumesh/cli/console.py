@@ -22,7 +22,10 @@ SLOTS: Any = typer.Option(  # Optional[int]
     None, "--slots", min=1, max=4096, help="Tasks at a time on this machine; by default one per core."
 )
 SCORE: Any = typer.Option(  # Optional[float]
-    None, "--score", help="This machine's speed instead of the measured one; 100 is an RTX 4090."
+    None, "--score", help="The speed of this machine's CPU instead of the measured one; 100 is an RTX 4090."
+)
+GPU_SCORE: Any = typer.Option(  # Optional[float]
+    None, "--gpu-score", help="The speed of each of its GPUs instead of the measured ones."
 )
 OBJECT_MEMORY: Any = typer.Option(  # Optional[str]
     None,
@@ -68,6 +71,18 @@ def set_object_limits(object_memory: Optional[str], spill_dir: Optional[str]) ->
         if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
             raise typer.BadParameter(f"--spill-dir {folder} is not a folder that this user can write to; create it first")
         os.environ["GPUMESH_SPILL_DIR"] = folder
+
+
+def set_gpu_score(score: Optional[float]) -> None:
+    """What `--gpu-score` says; processes started from here learn it from their environment.
+
+    Raises:
+        ValueError: It cannot serve as a score.
+    """
+    if score is not None:
+        from gpumesh.devices.scoring import GPU_SCORE_VARIABLE, check_score
+
+        os.environ[GPU_SCORE_VARIABLE] = repr(check_score(score))
 
 
 def log_to_stderr(*, usual_level: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional
 import typer
 
 from gpumesh.cli.console import (
+    GPU_SCORE,
     OBJECT_MEMORY,
     SCORE,
     SLOTS,
@@ -15,6 +16,7 @@ from gpumesh.cli.console import (
     TOKEN_FILE,
     log_to_stderr,
     resolve_mesh,
+    set_gpu_score,
     set_object_limits,
 )
 
@@ -27,6 +29,7 @@ def join(
     token_file: Optional[str] = TOKEN_FILE,
     slots: Optional[int] = SLOTS,
     score: Optional[float] = SCORE,
+    gpu_score: Optional[float] = GPU_SCORE,
     tag: Optional[List[str]] = typer.Option(
         None, "--tag", metavar="NAME=VALUE", help="Something for tasks to ask for; may be repeated."
     ),
@@ -48,6 +51,7 @@ def join(
     tags = parse_tags(tag or [])
     if score is not None:
         check_score(score)
+    set_gpu_score(gpu_score)
     set_object_limits(object_memory, spill_dir)
     address, secret = resolve_mesh(url, token, token_file, ask=True)
     log_to_stderr(usual_level=logging.INFO)

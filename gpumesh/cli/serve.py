@@ -7,6 +7,7 @@ from typing import Optional
 import typer
 
 from gpumesh.cli.console import (
+    GPU_SCORE,
     OBJECT_MEMORY,
     SCORE,
     SLOTS,
@@ -15,6 +16,7 @@ from gpumesh.cli.console import (
     TOKEN_FILE,
     given_token,
     log_to_stderr,
+    set_gpu_score,
     set_object_limits,
 )
 from gpumesh.config import DEFAULT_PORT
@@ -32,6 +34,7 @@ def serve(
     self_worker: bool = typer.Option(True, "--self-worker/--no-self-worker", help="Let this machine work too."),
     slots: Optional[int] = SLOTS,
     score: Optional[float] = SCORE,
+    gpu_score: Optional[float] = GPU_SCORE,
     object_memory: Optional[str] = OBJECT_MEMORY,
     spill_dir: Optional[str] = SPILL_DIR,
 ) -> None:
@@ -53,6 +56,7 @@ def serve(
     secret = supplied or generate_token()
     if score is not None:
         check_score(score)
+    set_gpu_score(gpu_score)
     set_object_limits(object_memory, spill_dir)
     log_to_stderr(usual_level=logging.INFO)
 

@@ -17,7 +17,7 @@ from gpumesh.devices import remembered
 from gpumesh.devices.children import run_module
 from gpumesh.devices.detect import PROBE_SWITCH, gpus_may_exist
 from gpumesh.devices.probe import ANSWER, IN_USE
-from gpumesh.devices.scoring import check_score, is_off, score_rates, settle
+from gpumesh.devices.scoring import GPU_SCORE_VARIABLE, check_score, is_off, score_rates, settle
 from gpumesh.model.records import NamedTuple
 from gpumesh.model.resources import DeviceFacts
 
@@ -28,7 +28,6 @@ FORMAT = 1  # Of both files; raised when what an earlier version wrote can no lo
 DETECT_SECONDS = 60.0  # torch from a cold network disk; NVML alone answers within one.
 MEASURE_SECONDS = 180.0  # The same, and a first context on a machine with many cards.
 HEAD_START_SECONDS = 7 * 86400.0  # What was found longer ago is not told before it was looked at again.
-GPU_SCORE = "GPUMESH_GPU_SCORE"  # A score for all GPUs of this machine instead of the measured ones.
 
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
@@ -184,13 +183,13 @@ def measure(survey: Survey, number: int, *, force: bool = False, save: bool = Tr
 
 def overridden(devices: Tuple[DeviceFacts, ...]) -> Tuple[DeviceFacts, ...]:
     """With the score that the owner of this machine has set for its GPUs, if there is one."""
-    wish = os.environ.get(GPU_SCORE, "")
+    wish = os.environ.get(GPU_SCORE_VARIABLE, "")
     if not wish:
         return devices
     try:
         score = check_score(float(wish))
     except ValueError as error:
-        logger.warning("%s=%r is not used: %s", GPU_SCORE, wish, error)
+        logger.warning("%s=%r is not used: %s", GPU_SCORE_VARIABLE, wish, error)
         return devices
     return tuple(device._replace(score=score) for device in devices)
 

@@ -25,6 +25,7 @@ REFERENCE_BANDWIDTH = (
     912e9  # Bytes/s of a copy, read and written ones counted (the sheet says 1008): chsasank/device-benchmarks.
 )
 
+GPU_SCORE_VARIABLE = "GPUMESH_GPU_SCORE"  # In the environment of a worker: what --gpu-score says.
 MAX_SCORE = 1e6  # 10,000 reference cards: anything above is a slip of the keyboard.
 
 # No figure of one device is believed above these, five times the fastest card of 2025 that people have measured (B200: 80 TFLOPS in
