@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import enum
 import heapq
+import itertools
 from collections import deque
-from typing import Any, Deque, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from gpumesh.config import (
     CANCEL_GRACE_SECONDS,
@@ -65,11 +66,12 @@ class Kind(NamedTuple):
 
 
 class StartRunner(NamedTuple):
-    """Start a process with this number of threads for numeric libraries, in this environment."""
+    """Start a process with this number of threads for numeric libraries, in this environment, that sees these cards and no others."""
 
     runner: int
     threads: int
     environment: int
+    cards: Tuple[str, ...] = ()
 
 
 class Feed(NamedTuple):
@@ -191,16 +193,25 @@ class Runner:
 
 
 class LocalPool:
-    """The tables of one worker; see the module's promises."""
+    """The tables of one worker; see the module's promises.
 
-    def __init__(self, *, slots: int, threads: int) -> None:
+    Args:
+        slots: Runners.
+        threads: Of each for numeric libraries, unless a task says otherwise.
+        numbers: Of the runners; shared with whoever has runners of the same worker.
+    """
+
+    failures_to_tell = 1  # Starts in a row that came to nothing, before the worker counts as unable to run tasks.
+
+    def __init__(self, *, slots: int, threads: int, numbers: Optional[Iterator[int]] = None) -> None:
         self.slots = slots
         self.plain = Kind(threads, OWN_ENVIRONMENT)  # What most tasks need; `threads` are per slot.
         self._specs: Dict[int, SpecFacts] = {}
         self._queue: Deque[Task] = deque()
         self._runners: Dict[int, Runner] = {}
-        self._next_runner = 1
+        self._numbers = numbers or itertools.count(1)
         self._starts: List[Tuple[float, Kind]] = []  # Heap.
+        self._is_held = False  # What waits is not to be fed yet.
         self._failures = 0  # Starts in a row that came to nothing.
         self._environment_failures: Dict[int, int] = {}  # The same of each environment.
         self._has_environments = False  # Some spec has one.
@@ -234,6 +245,10 @@ class LocalPool:
     def queued(self) -> int:
         """Attempts waiting for a runner."""
         return len(self._queue)
+
+    def spec(self, number: int) -> SpecFacts:
+        """What is known of a spec."""
+        return self._specs[number]
 
     def task_at(self, ident: int, number: int) -> int:
         """The task that has this number on a runner's page; 0 when there is none."""
@@ -370,7 +385,7 @@ class LocalPool:
             actions.append(Report(report))
         if runner.state is RunnerState.STARTING:
             self._start_failed(runner, details, actions, now)
-        elif not (self._draining and self.is_idle):
+        elif self._wants_runner():
             actions.append(self._new_runner(runner.next_kind, now))
         self._feed_all(actions, now)
         return actions
@@ -493,7 +508,7 @@ class LocalPool:
 
     def _feed_all(self, actions: List[Any], now: float) -> None:
         queue = self._queue
-        if not queue:
+        if not queue or self._is_held:
             return
         ready = [runner for runner in self._runners.values() if runner.state is RunnerState.READY]
         if ready:
@@ -838,9 +853,12 @@ class LocalPool:
         if report:
             actions.append(Report(report))
 
+    def _wants_runner(self) -> bool:
+        """Whether another takes the place of one that is gone."""
+        return not (self._draining and self.is_idle)
+
     def _new_runner(self, kind: Kind, now: float) -> StartRunner:
-        runner = Runner(self._next_runner, kind, now)
-        self._next_runner += 1
+        runner = Runner(next(self._numbers), kind, now)
         self._runners[runner.ident] = runner
         self._check_at(runner, runner.check_at)
         return StartRunner(runner.ident, kind.threads, kind.environment)
@@ -854,10 +872,13 @@ class LocalPool:
                 heapq.heappush(self._starts, (now + delays[failures], runner.kind))
             else:
                 self._fail_environment(environment, details, actions)
-                actions.append(self._new_runner(self.plain, now))
+                if self._wants_runner():
+                    actions.append(self._new_runner(self.plain, now))
             return
         self._failures += 1
         heapq.heappush(self._starts, (now + delays[min(self._failures, len(delays) - 1)], runner.kind))
+        if self._failures < self.failures_to_tell:
+            return
         if not any(runner.state is not RunnerState.STARTING for runner in self._runners.values()):
             lines = str(details.get("stderr", "")).strip().splitlines()[-3:]
             why = " | ".join(lines) or str(details.get("reason", "")) or f"exit code {details.get('exit')}"
