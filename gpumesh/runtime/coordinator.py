@@ -113,6 +113,7 @@ class Coordinator:
         self._function_users: Dict[bytes, int] = {}
         self._payloads: Dict[int, Any] = {}  # task id -> arguments, until the task has ended.
         self._history: Dict[int, List[Dict[str, Any]]] = {}  # task id -> its failed attempts, while it is tried again.
+        self._lost: Optional[Tuple[_Worker, str]] = None  # Whose tasks are being given up right now, and why.
         self._incoming: Any = ()  # The results being handled.
         self._incoming_has_objects = False  # Some of their payloads may name objects.
         self._late: Dict[int, List[int]] = {}  # Task whose result is wanted -> tasks that have it among their arguments.
@@ -256,7 +257,9 @@ class Coordinator:
         if self._workers.get(worker.ident) is worker:
             del self._workers[worker.ident]
             logger.info("worker %s (%s) left: %s", worker.ident, worker.label, reason)
+            self._lost = (worker, reason)
             self._perform(self._cluster.handle(ev.WorkerLost(worker.ident, reason), self._loop.time()))
+            self._lost = None
             self._objects.peer_gone(worker.ident)
 
     def _lose_client(self, client: _Client) -> None:
@@ -490,10 +493,16 @@ class Coordinator:
         for result in self._incoming:
             if result[0] == action.task_id and isinstance(result[3], dict):
                 details = result[3]
-        worker = self._workers.get(action.worker)
-        label = worker.label if worker is not None else ""
-        attempt = {"worker": action.worker, "hostname": label, "status": int(action.status), **details}
-        self._history.setdefault(action.task_id, []).append(attempt)
+        self._history.setdefault(action.task_id, []).append(self._attempt(action.worker, int(action.status), details))
+
+    def _attempt(self, ident: str, status: int, details: Dict[str, Any]) -> Dict[str, Any]:
+        """A failed attempt for people."""
+        worker = self._workers.get(WorkerId(ident))
+        if self._lost is not None and self._lost[0].ident == ident:
+            worker, reason = self._lost
+            details = {"reason": reason, **details}
+        where = {"worker": ident if worker is None else f"{worker.label} ({ident})", "hostname": worker.label if worker else ""}
+        return {**where, "status": status, **details}
 
     def _with_history(self, action: act.Deliver) -> List[Tuple[int, int, Any, float]]:
         """Failed attempts travel with the last one."""
@@ -559,9 +568,11 @@ class Coordinator:
     def _fail(self, action: act.Fail) -> None:
         self._forget(action.task_id)
         details = action.details
-        history = self._history.pop(action.task_id, None)
-        if history:
-            details = {**details, "attempts": history}
+        history = self._history.pop(action.task_id, None) or []
+        strikes = details.get("attempts", ())[len(history) :]  # Of the last one only the scheduler has told.
+        if history or strikes:
+            last = [self._attempt(strike["worker"], int(Status[strike["status"]]), {}) for strike in strikes]
+            details = {**details, "attempts": [*history, *last]}
         client = self._clients.get(action.client)
         if client is not None:
             worker = str(details.get("worker", ""))
