@@ -6,13 +6,13 @@ import functools
 import logging
 import sys
 import types
+from sys import modules as _modules
 from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterable, List, Optional, Tuple, TypeVar, cast
 
 from gpumesh.client.decorator import accelerate
 from gpumesh.client.futures import MeshFuture
 from gpumesh.client.options import DEFAULTS, Options, bound_to, make_options
 from gpumesh.config import INLINE_VALUE_BYTES
-from gpumesh.errors import NoSuitableWorkerError
 from gpumesh.serialization import refs
 from gpumesh.serialization.functions import Exporter, check_callable, display_name, unwrap
 from gpumesh.serialization.values import dumps_call
@@ -40,7 +40,7 @@ _exporter = Exporter()
 class _Recipe:
     """What an accelerated function shares with the copies bound to objects: the function, its options, and where it goes."""
 
-    __slots__ = ("function", "options", "mesh", "kind", "name", "_known", "_is_checked")
+    __slots__ = ("function", "options", "mesh", "kind", "name", "_known", "_device")
 
     def __init__(self, function: Callable[..., Any], options: Options, mesh: Optional[GPUMesh], kind: str) -> None:
         self.function = function
@@ -49,7 +49,7 @@ class _Recipe:
         self.kind = kind  # "function" (binds to an object as methods do), "class" or "static".
         self.name = options.name or display_name(function)
         self._known: Any = (None, None, None, None)  # Exported, session, handle and travel that belong together.
-        self._is_checked = False  # The local device that it is bound to exists.
+        self._device = ""  # The device of this machine that it is bound to, as torch calls it; "": not known yet.
 
     def handle(self, session: Session) -> SpecHandle:
         """The function with its options, as the session knows it; defined anew when what it captured has changed."""
@@ -72,20 +72,17 @@ class _Recipe:
         names = travel.mentioned_in(payloads)
         return self.handle(session) if names and session.ship_modules(names) else handle
 
-    def check_local_device(self) -> None:
-        """Refuse to run here what is bound to a device that is not here."""
-        if self._is_checked:
-            return
-        from gpumesh.devices.detect import local_facts
-        from gpumesh.model.resources import lacks, make_requirement
+    def call_here(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        """Call it on the device of this machine that it is bound to, or on the best."""
+        from gpumesh.client import local_device
 
-        reasons = lacks(local_facts(), make_requirement(device=self.options.device))
-        if reasons:
-            raise NoSuitableWorkerError(
-                f"{self.name} is bound to {self.options.device!r}, but this machine {' and '.join(reasons)}; "
-                "call .remote(...) to run it on a worker that has one"
-            )
-        self._is_checked = True
+        bound = self.options.device
+        if bound is not None and not self._device:
+            self._device = local_device.device_named(bound, function=self.name)
+        device = self._device or local_device.best_device()
+        return local_device.call_here(
+            self.function, args, kwargs, device=device, place=self.options.place, is_bound=bound is not None
+        )
 
 
 class AcceleratedFunction(Generic[P, R]):
@@ -114,14 +111,18 @@ class AcceleratedFunction(Generic[P, R]):
     # --- running
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run it here and now; an `async def` function returns its coroutine.
+        """Run it here and now, on the best device of this machine or the one it is bound to; an `async def` function returns its
+        coroutine.
+
+        torch modules and tensors among the arguments are on that device for the call, and those of the result come back on the
+        CPU, unless `place=False`. A module that was moved is moved back afterwards.
 
         Raises:
             NoSuitableWorkerError: It is bound to a device that this machine does not have.
         """
         recipe = self._recipe
-        if recipe.options.device is not None:
-            recipe.check_local_device()
+        if "torch" in _modules or recipe.options.device is not None:
+            return cast(R, recipe.call_here((*self._bound, *args), kwargs))
         return cast(R, recipe.function(*self._bound, *args, **kwargs))
 
     def remote(self, *args: Any, **kwargs: Any) -> MeshFuture:

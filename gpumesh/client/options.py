@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Sequen
 
 from gpumesh.config import DEFAULT_RETRIES, PLACEMENT_TIMEOUT_SECONDS
 from gpumesh.model.records import NamedTuple
-from gpumesh.model.resources import make_requirement, show_requirement
+from gpumesh.model.resources import make_requirement
 from gpumesh.model.tasks import TaskSpec
 
 if TYPE_CHECKING:
@@ -119,18 +119,27 @@ def make_options(given: Mapping[str, Any], *, base: Options = DEFAULTS) -> Optio
         check = _CHECKS.get(name)
         checked[name] = check(name, value) if check is not None else value
     options = base._replace(**checked)
+    if isinstance(options.gpu, str) and options.gpu.strip().replace(".", "", 1).isdecimal():
+        raise ValueError(f"gpu={options.gpu!r} is text; write gpu={options.gpu.strip()} for a number of GPUs")
     requirement = make_requirement(
         gpu=options.gpu, memory=options.memory, cores=options.cores, tags=options.tags, device=options.device
     )
-    if isinstance(options.gpu, float) and options.gpu > 1 and not options.gpu.is_integer():
+    gpus = requirement.gpus
+    if gpus > 1 and not gpus.is_integer():
+        raise ValueError(f"gpu={options.gpu!r} is neither a part of one GPU nor a whole number of them")
+    if gpus > 1 and ":" in requirement.device:
         raise ValueError(
-            f"gpu={options.gpu!r} is neither a part of one GPU nor a whole number of them; got {show_requirement(requirement)}"
+            f"gpu={options.gpu!r} is more than the one device {requirement.device!r}; ask for a kind, such as 'cuda'"
         )
+    if options.device is not None and isinstance(options.gpu, str) and options.gpu.strip():
+        raise ValueError(f"gpu={options.gpu!r} and to({options.device!r}) both name a device; give one of them")
+    if requirement.device == "cpu" and gpus:
+        raise ValueError(f"gpu={options.gpu!r} asks for a GPU, and to({options.device!r}) for none")
     return options
 
 
 def bound_to(device: str, *, base: Options) -> Options:
-    """Options for `.to(device)`: what it says of the device replaces what `gpu` said, a number of GPUs stays.
+    """Options for `.to(device)`: what it says of the device replaces what `gpu` said; a number of GPUs stays where it makes sense.
 
     Raises:
         TypeError, ValueError: It does not name a device.
@@ -138,7 +147,8 @@ def bound_to(device: str, *, base: Options) -> Options:
     if not isinstance(device, str):
         raise TypeError(f"to({device!r}) must name a device: 'cuda', 'cuda:1', 'mps', 'cpu' or a model such as 'RTX 3080'")
     is_number = isinstance(base.gpu, (int, float)) and not isinstance(base.gpu, bool)
-    keeps_number = is_number and make_requirement(device=device).needs_gpu
+    named = make_requirement(device=device)
+    keeps_number = is_number and named.needs_gpu and (":" not in named.device or (base.gpu or 0) <= 1)  # type: ignore[operator]
     return make_options({"device": device, "gpu": base.gpu if keeps_number else None}, base=base)
 
 

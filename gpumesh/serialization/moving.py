@@ -36,6 +36,8 @@ class Mover:
         self._kinds: Dict[type, bool] = {}  # Whether objects of a type may hold something to be moved.
         self._done: Dict[int, Any] = {}
         self.modules: List[Tuple[Any, Any]] = []  # (module, the device it was on): moved themselves, in place.
+        self.modules_seen: List[Any] = []  # Moved or not.
+        self.seen = 0  # Modules and tensors.
         self.moved = 0
 
     def move(self, value: Any) -> Any:
@@ -75,6 +77,7 @@ class Mover:
         return made
 
     def _tensor(self, tensor: Any) -> Any:
+        self.seen += 1
         if tensor.device == self._device or tensor.is_meta:
             return tensor
         self.moved += 1
@@ -86,6 +89,8 @@ class Mover:
         return moved.requires_grad_()
 
     def _module(self, module: Any) -> Any:
+        self.seen += 1
+        self.modules_seen.append(module)
         devices = {tensor.device for tensor in chain(module.parameters(), module.buffers())}
         if len(devices) == 1:  # None: there is nothing to move. Several: its owner has spread it, and knows why.
             (device,) = devices

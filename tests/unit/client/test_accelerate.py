@@ -18,6 +18,7 @@ import pytest
 from gpumesh import AcceleratedFunction, accelerate
 from gpumesh.client.mesh import GPUMesh
 from gpumesh.errors import NoSuitableWorkerError, SerializationError, TaskCancelledError
+from gpumesh.model.resources import Requirement
 from tests.unit.client.fake_session import FakeMesh, FakeSession
 
 
@@ -171,6 +172,20 @@ def test_an_async_generator_is_refused_at_once() -> None:
         ({"tags": "lab"}, TypeError, "tags='lab'"),
         ({"placement_timeout": -1}, ValueError, "placement_timeout=-1"),
         ({"place": None}, TypeError, "place=None"),
+        ({"gpu": "2"}, ValueError, "gpu='2' is text; write gpu=2"),
+        ({"gpu": " "}, ValueError, "a device must be named"),
+        ({"gpu": -1}, ValueError, "gpu=-1"),
+        ({"gpu": math.nan}, ValueError, "gpu=nan"),
+        ({"gpu": [1]}, ValueError, r"gpu=\[1\]"),
+        ({"gpu": "cuda:x"}, ValueError, "no number after the colon"),
+        ({"gpu": 2, "device": "cuda:1"}, ValueError, "more than the one device 'cuda:1'"),
+        ({"gpu": "A100", "device": "cuda"}, ValueError, "both name a device"),
+        ({"gpu": 1, "device": "cpu"}, ValueError, "asks for a GPU"),
+        ({"memory": "16 parsec"}, ValueError, "'16 parsec' is not a size"),
+        ({"memory": -1}, ValueError, "memory must be between"),
+        ({"cores": 1.5}, ValueError, "cores=1.5"),
+        ({"priority": 1.5}, TypeError, "priority=1.5"),
+        ({"cost": 0}, ValueError, "cost=0"),
         ({"name": 3}, TypeError, "name=3"),
         ({"packages": "numpy"}, TypeError, r"write packages=\['numpy'\]"),
         ({"packages": {"numpy": 1}}, TypeError, "must be a list of requirements"),
@@ -193,9 +208,61 @@ def test_options_become_the_spec(session: FakeSession) -> None:
     made.remote(1.0).result()
 
     (spec,) = session._handles
-    assert spec.requirement[:7] == ("gpu", "a100", 1.0, 16 * 10**9, 0, 2, (("room", "lab"),))
+    assert spec.requirement[:7] == ("gpu", "a100", 0.0, 16 * 10**9, 0, 2, (("room", "lab"),))
     assert spec[3:9] == (300.0, 1, 5, 2.0, True, -1.0)
-    assert spec.name == "job"
+    assert (spec.name, spec.place) == ("job", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "need"),
+    [
+        ({}, Requirement()),
+        ({"gpu": 1}, Requirement("gpu", "", 1.0)),
+        ({"gpu": True}, Requirement("gpu", "", 1.0)),
+        ({"gpu": 0}, Requirement()),
+        ({"gpu": False}, Requirement()),
+        ({"gpu": 0.5}, Requirement("gpu", "", 0.5)),
+        ({"gpu": 0.5, "memory": "8GB"}, Requirement("gpu", "", 0.5, 8 * 10**9)),
+        ({"gpu": 2, "memory": "512MiB"}, Requirement("gpu", "", 2.0, 512 * 2**20)),
+        ({"gpu": "cuda"}, Requirement("cuda", "", 1.0)),
+        ({"gpu": "RTX 3080", "memory": 10**9}, Requirement("gpu", "rtx 3080", 0.0, 10**9)),
+        ({"gpu": "cpu", "memory": "4GB"}, Requirement("cpu", "", 0.0, 0, 4 * 10**9)),
+        ({"memory": "4GB", "cores": 8}, Requirement(memory=4 * 10**9, cores=8)),
+    ],
+)
+def test_resources_become_the_requirement(options: Any, need: Requirement, session: FakeSession) -> None:
+    accelerate(None, **options)(operator.neg).remote(1.0).result()
+
+    (spec,) = session._handles
+    assert spec.requirement == need
+
+
+@pytest.mark.parametrize(
+    ("device", "base", "need"),
+    [
+        ("cuda", {}, Requirement("cuda", "", 1.0)),
+        ("CUDA:1", {}, Requirement("cuda:1", "", 1.0)),
+        ("cuda", {"gpu": 0.25}, Requirement("cuda", "", 0.25)),
+        ("cuda", {"gpu": 2}, Requirement("cuda", "", 2.0)),
+        ("cuda:1", {"gpu": 2}, Requirement("cuda:1", "", 1.0)),
+        ("cuda:1", {"gpu": 0.5}, Requirement("cuda:1", "", 0.5)),
+        ("RTX 3080", {"gpu": "A100", "memory": "8GB"}, Requirement("gpu", "rtx 3080", 0.0, 8 * 10**9)),
+        ("cpu", {"gpu": 1, "memory": "8GB"}, Requirement("cpu", "", 0.0, 0, 8 * 10**9)),
+        ("mps", {}, Requirement("mps", "", 1.0)),
+    ],
+)
+def test_to_names_the_device(device: str, base: Any, need: Requirement, session: FakeSession) -> None:
+    accelerate(None, **base)(operator.neg).to(device).remote(1.0).result()
+
+    (spec,) = session._handles
+    assert spec.requirement == need
+
+
+def test_place_travels(session: FakeSession) -> None:
+    accelerate(None, place=False)(plain).remote(1.0).result()
+
+    (spec,) = session._handles
+    assert spec.place is False
 
 
 def test_packages_are_sorted_so_that_the_same_set_is_the_same_environment(session: FakeSession) -> None:
@@ -215,7 +282,7 @@ def test_options_and_to_make_copies() -> None:
 
     assert (first.task_options.timeout, first.task_options.retries, first.task_options.device) == (5.0, 3, None)
     assert (second.task_options.timeout, second.task_options.retries) == (None, 7)
-    assert (third.task_options.device, third.task_options.gpu) == ("cuda:1", 2)
+    assert (third.task_options.device, third.task_options.gpu) == ("cuda:1", None)
     assert first.options(gpu="A100").to("cpu").task_options.gpu is None
     with pytest.raises(TypeError, match="to\\(0\\) must name a device"):
         first.to(0)  # type: ignore[arg-type]

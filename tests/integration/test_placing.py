@@ -1,0 +1,84 @@
+"""torch arguments are on the task's device when it starts, on real workers. The device is torch's "meta", named as the agent names one."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List
+
+import pytest
+
+from gpumesh import GPUMesh, accelerate
+
+torch: Any = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[GPUMesh]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPUMESH_DEVICE", "meta")
+        with GPUMesh.local(workers=1) as mesh:
+            yield mesh
+
+
+@pytest.fixture(scope="module")
+def mesh_without_a_device() -> Iterator[GPUMesh]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("GPUMESH_DEVICE", raising=False)
+        with GPUMesh.local(workers=1) as mesh:
+            yield mesh
+
+
+def devices_of(batch: Dict[str, Any], model: Any, plain: Any = None) -> List[str]:
+    return [str(batch["x"].device), str(model.weight.device), type(plain).__name__]
+
+
+def test_tensors_and_modules_are_moved_before_the_call(mesh: GPUMesh) -> None:
+    model = torch.nn.Linear(2, 2)
+    function = accelerate(mesh)(devices_of)
+
+    assert function.remote({"x": torch.ones(2)}, model=model, plain=7).result(60) == ["meta", "meta", "int"]
+    assert function.map([({"x": torch.ones(2)}, model)] * 3).result(60) == [["meta", "meta", "NoneType"]] * 3
+    assert model.weight.device.type == "cpu"
+
+
+def test_large_tensors_and_references_are_moved_too(mesh: GPUMesh) -> None:
+    batch, model = mesh.put({"x": torch.ones(300_000)}), torch.nn.Linear(2, 2)
+
+    assert accelerate(mesh)(devices_of).remote(batch, model).result(60) == ["meta", "meta", "NoneType"]
+    assert accelerate(mesh)(devices_of).remote({"x": torch.ones(300_000)}, model).result(60) == ["meta", "meta", "NoneType"]
+
+
+def test_place_false_leaves_them_where_they_are(mesh: GPUMesh) -> None:
+    function = accelerate(mesh, place=False)(devices_of)
+
+    assert function.remote({"x": torch.ones(2)}, torch.nn.Linear(2, 2)).result(60) == ["cpu", "cpu", "NoneType"]
+    assert function.options(place=True).remote({"x": torch.ones(2)}, torch.nn.Linear(2, 2)).result(60)[0] == "meta"
+
+
+def test_a_task_without_a_gpu_runs_on_the_cpu(mesh_without_a_device: GPUMesh) -> None:
+    function = accelerate(mesh_without_a_device)(devices_of)
+
+    assert function.remote({"x": torch.ones(2)}, torch.nn.Linear(2, 2)).result(60) == ["cpu", "cpu", "NoneType"]
+
+
+def test_a_runner_without_torch_values_never_loads_torch(mesh: GPUMesh) -> None:
+    def is_loaded(value: Any) -> bool:
+        import sys
+
+        return "torch" in sys.modules
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPUMESH_DEVICE", "meta")
+        with GPUMesh.local(workers=1) as fresh:
+            assert accelerate(fresh)(is_loaded).remote([1, 2]).result(60) is False
+
+
+def test_results_are_values_as_ever(mesh: GPUMesh) -> None:
+    def doubled(x: Any) -> Any:
+        import torch
+
+        return {"shape": tuple((x * 2).shape), "home": torch.ones(2)}
+
+    found = accelerate(mesh)(doubled).remote(torch.ones(3)).result(60)
+
+    assert found["shape"] == (3,)
+    assert torch.equal(found["home"], torch.ones(2))
