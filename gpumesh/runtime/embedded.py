@@ -21,7 +21,8 @@ from gpumesh.runtime.launch import child_environment, launch_spawner
 from gpumesh.runtime.spawner_channel import MessageReader, send_request
 
 END_SECONDS = 5.0  # From closing the channel to the last process being reaped; killed then.
-STOP_SECONDS = 10.0  # For a worker to finish what it runs.
+STOP_SECONDS = 10.0  # For a worker to finish what it runs ...
+HAND_BACK_SECONDS = 3.0  # ... and then to end it.
 
 _open: weakref.WeakSet[_Processes] = weakref.WeakSet()
 
@@ -212,8 +213,9 @@ class WorkerHandle:
         return self.info[name]
 
     def stop(self) -> None:
-        """Leave the mesh: what runs may finish for `STOP_SECONDS`, what waits goes elsewhere. Idempotent."""
+        """Leave the mesh: what runs may finish for `STOP_SECONDS` and is handed back then, what waits goes elsewhere. Idempotent."""
         self._processes.stop_child("worker", timeout=STOP_SECONDS)
+        self._processes.stop_child("worker", timeout=HAND_BACK_SECONDS)
         self._processes.close()
 
     def kill(self) -> None:
@@ -235,17 +237,18 @@ def add_worker(
     score: Optional[float] = None,
     tags: Optional[Mapping[str, str]] = None,
 ) -> WorkerHandle:
-    """Lend this machine to the mesh at `url`, in a process of its own; returns at once, joining goes on behind.
+    """Lend this machine to the mesh at `url`, as its owner's rules allow, in a process of its own; returns at once, joining goes on behind.
 
     Raises:
         ValueError: The address, slots or score make no sense.
     """
     from gpumesh.model.resources import facts_as_dict
+    from gpumesh.runtime.owner_file import rules_file
 
     address = parse_address(url)
     facts = _facts(slots, score, tags)
     processes = _Processes()
-    worker_id = _fork_worker(processes, "worker", address, token, facts, measure=score is None)
+    worker_id = _fork_worker(processes, "worker", address, token, facts, measure=score is None, rules=rules_file())
     return WorkerHandle(processes, {"id": worker_id, **facts_as_dict(facts)})
 
 
@@ -317,7 +320,9 @@ def _facts(slots: Optional[int], score: Optional[float], tags: Optional[Mapping[
     return local_facts(slots=slots, score=score, tags=tags)
 
 
-def _fork_worker(processes: _Processes, key: str, address: Address, token: str, facts: Any, *, measure: bool = False) -> str:
+def _fork_worker(
+    processes: _Processes, key: str, address: Address, token: str, facts: Any, *, measure: bool = False, rules: str = ""
+) -> str:
     worker_id = random_hex(8)
     request = {
         "role": "worker",
@@ -327,6 +332,7 @@ def _fork_worker(processes: _Processes, key: str, address: Address, token: str, 
         "facts": facts,
         "worker": worker_id,
         "measure": measure,
+        "rules": rules,
     }
     processes.fork(key, request, [])
     return worker_id

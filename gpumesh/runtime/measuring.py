@@ -8,7 +8,6 @@ import threading
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from gpumesh.model.resources import CardReading, DeviceFacts
-from gpumesh.protocol.messages import WorkerReadings
 
 if TYPE_CHECKING:
     from gpumesh.devices.benchmark import CpuFigures
@@ -140,7 +139,7 @@ class Measuring:
             self._agent.change_devices(changed)
 
     def _send(self, readings: Tuple[CardReading, ...]) -> None:
-        self._agent.tell(WorkerReadings(readings))
+        self._agent.tell_readings(readings)
 
     @property
     def last_readings(self) -> Dict[str, CardReading]:

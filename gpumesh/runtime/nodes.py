@@ -61,6 +61,7 @@ def run_worker_child(request: Dict[str, Any], channel: socket.socket) -> None:
                 channel,
                 path=request.get("path"),
                 measure=bool(request.get("measure")),
+                rules_file=request.get("rules"),
             )
         )
     except MeshError as error:
@@ -78,6 +79,7 @@ async def work(
     path: Optional[List[str]] = None,
     on_joined: Optional[Callable[[Dict[str, Any]], None]] = None,
     measure: bool = False,
+    rules_file: Optional[str] = None,
 ) -> None:
     """Run an agent until it has drained (first signal) or is stopped (second signal, or `DRAIN_SECONDS`).
 
@@ -85,6 +87,7 @@ async def work(
 
     Args:
         measure: Measure CPU and GPUs, as far as their figures are not known from earlier.
+        rules_file: Where this machine's owner says what is lent (`owner.rules_file`); None: everything is.
 
     Raises:
         MeshError: It can never join.
@@ -92,7 +95,14 @@ async def work(
     from gpumesh.runtime.worker import WorkerAgent
 
     agent = WorkerAgent(
-        address=address, token=token, facts=facts, worker_id=worker_id, spawner=spawner, path=path, on_joined=on_joined
+        address=address,
+        token=token,
+        facts=facts,
+        worker_id=worker_id,
+        spawner=spawner,
+        path=path,
+        on_joined=on_joined,
+        rules_file=rules_file,
     )
     stopper = SignalStopper(lambda: agent.drain("its owner ended it"), agent.stop)
     measuring = _start_measuring(agent, measure=measure)

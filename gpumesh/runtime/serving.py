@@ -143,7 +143,7 @@ def run_worker(
     tags: Optional[Mapping[str, str]],
     on_joined: Callable[[Dict[str, Any]], None],
 ) -> int:
-    """Lend this machine until SIGINT or SIGTERM: the first drains, a second stops now.
+    """Lend this machine, as its owner's rules allow, until SIGINT or SIGTERM: the first drains, a second stops now.
 
     Returns:
         The exit code, 0.
@@ -155,6 +155,7 @@ def run_worker(
     from gpumesh.devices.detect import local_facts
     from gpumesh.runtime.launch import child_environment, launch_spawner
     from gpumesh.runtime.nodes import new_worker_id, run_loop, work
+    from gpumesh.runtime.owner_file import rules_file
 
     address = parse_address(url)
     facts = local_facts(slots=slots, score=score, tags=tags)
@@ -163,7 +164,8 @@ def run_worker(
     def launch(stderr: int) -> Tuple[int, socket.socket]:
         return launch_spawner(environment=environment, stderr=stderr)
 
-    run_loop(work(address, token, facts, new_worker_id(), launch, on_joined=on_joined, measure=score is None))
+    rules = rules_file()
+    run_loop(work(address, token, facts, new_worker_id(), launch, on_joined=on_joined, measure=score is None, rules_file=rules))
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Un
 
 from gpumesh.config import CONNECT_SECONDS, RECONNECT_FIRST_DELAY_SECONDS, RECONNECT_MAX_DELAY_SECONDS
 from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
-from gpumesh.model.resources import DeviceFacts, WorkerFacts
+from gpumesh.model.resources import CardReading, DeviceFacts, WorkerFacts
 from gpumesh.network.address import Address
 from gpumesh.protocol.connection import Closed, Connection, Established
 from gpumesh.protocol.messages import (
@@ -24,10 +24,13 @@ from gpumesh.protocol.messages import (
     TasksFinished,
     WorkerChanged,
     WorkerDraining,
+    WorkerReadings,
 )
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
 from gpumesh.runtime.link import PeerLink
+from gpumesh.runtime.owner import Obedience, OwnerWatch
 from gpumesh.runtime.pool import Launch, PoolOwner, RunnerPool
+from gpumesh.runtime.standing import Standing
 
 if TYPE_CHECKING:
     from gpumesh.runtime.readings import Holders
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gpumesh.worker")
 
+STOP_GRACE_SECONDS = 0.5  # Of a leaving worker: from the interrupt of what runs to the kill.
+STOP_SECONDS = 3.0  # In which all of that has been reported, or is not any more.
 FINAL_ERRORS = (AuthenticationError, VersionMismatchError)
 
 
@@ -54,9 +59,10 @@ class WorkerAgent(PoolOwner):
         spawner: Union[socket.socket, Launch],
         path: Optional[List[str]] = None,
         on_joined: Optional[Callable[[Dict[str, Any]], None]] = None,
+        rules_file: Optional[str] = None,
     ) -> None:
         self.address = address
-        self.facts = facts
+        self.standing = Standing(facts, self._tell_facts)
         self.worker_id = worker_id
         self._token = token
         self._path = path
@@ -71,6 +77,14 @@ class WorkerAgent(PoolOwner):
         self._lost: asyncio.Future[MeshError] = self._loop.create_future()  # Of the current connection.
         self._has_joined = False
         self._objects: Optional[WorkerObjects] = None
+        self._is_stopping = False
+        self._obedience = Obedience(self.standing, self._pool, lambda: self._objects.inputs if self._objects else None)
+        self._owner = OwnerWatch(rules_file, self._obedience.change_offer) if rules_file else None
+
+    @property
+    def facts(self) -> WorkerFacts:
+        """The machine as it is; what the mesh is told of it is `standing.told`."""
+        return self.standing.machine
 
     async def run(self) -> None:
         """Serve until drained or stopped.
@@ -81,8 +95,12 @@ class WorkerAgent(PoolOwner):
         self._pool.start()
         self._note_versions()
         try:
+            if self._owner is not None:
+                await self._owner.start()
             await self._serve()
         finally:
+            if self._owner is not None:
+                self._owner.stop()
             if self._link is not None:
                 self._link.close("the worker leaves")
             self._pool.close()
@@ -93,7 +111,7 @@ class WorkerAgent(PoolOwner):
         """While the runners start: it costs a millisecond."""
         from gpumesh.serialization.versions import well_known_versions
 
-        self.facts = self.facts._replace(versions=well_known_versions())
+        self.standing.change_machine(versions=well_known_versions())
 
     def drain(self, reason: str) -> None:
         """Finish what runs, give back what waits, then leave."""
@@ -108,8 +126,14 @@ class WorkerAgent(PoolOwner):
         self._leave_if_done()
 
     def stop(self) -> None:
-        """Leave now; running tasks are lost with their processes."""
-        self._end(None)
+        """Leave now: what runs is ended and given back, which takes a second at most; called again, lose it with its process."""
+        if self._is_stopping or self._link is None or not self._link.connection.established:
+            self._end(None)
+            return
+        self._is_stopping = True
+        self.drain("its owner ended it")
+        self._pool.hand_back(running=True, grace_seconds=STOP_GRACE_SECONDS)
+        self._loop.call_later(STOP_SECONDS, self._end, None)
 
     async def _serve(self) -> None:
         delay = RECONNECT_FIRST_DELAY_SECONDS
@@ -195,27 +219,30 @@ class WorkerAgent(PoolOwner):
         if self._objects is not None:
             self._objects.connected(link)
         self._has_joined = True
-        link.send(RegisterWorker(self.worker_id, self.facts))
-        logger.info("joined the mesh at %s with %d slots", self.address, self.facts.slots)
+        facts = self.standing.told
+        link.send(RegisterWorker(self.worker_id, facts))
+        logger.info("joined the mesh at %s with %d slots", self.address, facts.slots)
         if self._on_joined is not None:
-            self._on_joined({"id": self.worker_id, **self.facts._asdict()})
+            self._on_joined({"id": self.worker_id, **facts._asdict()})
         if self._is_draining:
             link.send(WorkerDraining("leaving"))
 
-    def change_facts(self, facts: WorkerFacts) -> None:
-        """Tell the mesh something new about this machine."""
-        self.facts = facts
-        if self._link is not None and self._link.connection.established:
-            self._link.send(WorkerChanged(facts))
-
     def change_score(self, score: float, *, rates: Tuple[Tuple[str, float], ...] = ()) -> None:
         """The benchmark of the CPU has an answer."""
-        devices = tuple(d._replace(score=score, rates=rates) if d.kind == "cpu" else d for d in self.facts.devices)
-        self.change_facts(self.facts._replace(score=score, devices=devices))
+        self.standing.change_cpu_score(score, rates)
 
     def change_devices(self, devices: Tuple[DeviceFacts, ...]) -> None:
         """They have been looked at, measured, or one of them does not answer any more."""
-        self.change_facts(self.facts._replace(devices=devices))
+        self.standing.change_machine(devices=devices)
+        if self.standing.offer is not None:
+            self._obedience.change_offer(self.standing.offer)  # It may be about a card that nobody knew of.
+
+    def _tell_facts(self, facts: WorkerFacts) -> None:
+        self.tell(WorkerChanged(facts))
+
+    def tell_readings(self, readings: Tuple[CardReading, ...]) -> None:
+        """What the cards' instruments say, as they say it."""
+        self.tell(WorkerReadings(self.standing.as_lent(readings)))
 
     def tell(self, message: Any) -> None:
         """Send something to the coordinator, if there is one now."""
@@ -251,10 +278,10 @@ class WorkerAgent(PoolOwner):
     def on_health(self, problem: str) -> None:
         if problem:
             logger.warning("this worker takes no tasks: %s", problem)
-        self.change_facts(self.facts._replace(problem=problem))
+        self.standing.change_pool(problem=problem)
 
     def on_installing(self, packages: Tuple[Tuple[str, ...], ...]) -> None:
-        self.change_facts(self.facts._replace(installing=packages))
+        self.standing.change_pool(installing=packages)
 
     def on_pool_lost(self, reason: str) -> None:
         self._end(MeshUnavailableError(reason))
@@ -268,6 +295,7 @@ class WorkerAgent(PoolOwner):
             self._objects = WorkerObjects(self._loop, self._pool, report=self.on_results, on_idle=self._leave_if_done)
             if self._link is not None and self._link.connection.established:
                 self._objects.connected(self._link)
+            self._objects.inputs.is_withheld = self._obedience.is_withheld
             if self._is_draining:
                 self._objects.inputs.drain()
         return self._objects
