@@ -231,7 +231,7 @@ WORKLOADS: Dict[str, Workload] = {
     "latency_under_transfer": Workload(
         latency_under_transfer, Size({"*": 2000}, {"*": 200}), 90.0, systems=("gpumesh",), needs_system=False
     ),
-    "unlike": Workload(unlike, Size({"*": 1000}, {"*": 100}), 240.0, systems=STORES, needs_system=False),
+    "unlike": Workload(unlike, Size({"*": 1000}, {"*": 100}), 240.0, {"ray": 1}, systems=STORES, needs_system=False),
     "unlike_burning": Workload(
         unlike_burning, Size({"*": 1000}, {"*": 100}), 400.0, systems=STORES, needs_system=False, is_default=False
     ),
