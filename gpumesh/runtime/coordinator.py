@@ -449,6 +449,8 @@ class Coordinator:
     def _answer(self, client: _Client, query: Query) -> None:
         if query.what == "workers":
             client.link.send(Answer(query.number, self._cluster.snapshot(self._loop.time()), ""))
+        elif query.what == "waiting":
+            client.link.send(Answer(query.number, self._cluster.waiting(), ""))
         elif query.what == "objects":
             client.link.send(Answer(query.number, {**self._objects.usage(), "objects": self._objects.views()}, ""))
         else:

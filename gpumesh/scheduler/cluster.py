@@ -46,7 +46,7 @@ from gpumesh.scheduler.placement import (
     surplus,
 )
 from gpumesh.scheduler.queues import Group, Lane, Queues
-from gpumesh.scheduler.snapshot import worker_views
+from gpumesh.scheduler.snapshot import waiting_views, worker_views
 from gpumesh.scheduler.states import Batch, Client, Spec, TaskState, Worker, WorkerState
 from gpumesh.scheduler.supervision import Supervision
 from gpumesh.scheduler.throughput import Throughput
@@ -134,6 +134,10 @@ class Cluster:
     def snapshot(self, now: float) -> List[Dict[str, Any]]:
         """One dict for each worker, in order of joining; the shape of `mesh.workers()`."""
         return worker_views(self._workers.values())
+
+    def waiting(self) -> List[Dict[str, Any]]:
+        """One dict for each client's ready tasks of one requirement; the shape of `mesh.waiting()`."""
+        return waiting_views(self._queues.ready(), list(self._workers.values()))
 
     def assigned_count(self) -> int:
         """Attempts that workers have not reported yet."""

@@ -2,26 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List
+from typing import Any, Dict, Iterable, List, Optional, Sequence
 
-from gpumesh.model.resources import DeviceFacts, WorkerFacts, facts_as_dict
+from gpumesh.model.resources import CardReading, DeviceFacts, WorkerFacts, facts_as_dict, show_requirement
+from gpumesh.scheduler.cards import CardUsage
+from gpumesh.scheduler.explanation import explain
+from gpumesh.scheduler.queues import Group, Lane
 from gpumesh.scheduler.states import Worker
+
+QUEUED = "queued"
+INFEASIBLE = "infeasible"
 
 
 def worker_views(workers: Iterable[Worker]) -> List[Dict[str, Any]]:
-    """One dict for each worker: its facts, and how busy it is."""
+    """One dict for each worker: its facts, the live figures of its cards, and how busy it is.
+
+    `device`, `device_name` and `score` are those of its best usable device; `cpu_score` is of what tasks without a GPU run on.
+    """
     return [_worker_view(worker) for worker in workers]
+
+
+def waiting_views(groups: Iterable[Group], workers: Sequence[Worker]) -> List[Dict[str, Any]]:
+    """One dict for each client's ready tasks of each requirement: `functions`, `needs`, `count`, `client`, `state`, `reason`.
+
+    The state is "infeasible" where nobody who is connected can ever run them, and `reason` says why; else "queued".
+    """
+    return [_waiting_view(group, lane, workers) for group in groups for lane in group.lanes.values() if lane.count]
+
+
+def _waiting_view(group: Group, lane: Lane, workers: Sequence[Worker]) -> Dict[str, Any]:
+    names = list(dict.fromkeys(run.spec.spec.name for run in lane.runs))
+    is_possible = bool(group.workers)
+    return {
+        "functions": names,
+        "needs": show_requirement(group.need),
+        "count": lane.count,
+        "client": lane.client.name,
+        "state": QUEUED if is_possible else INFEASIBLE,
+        "reason": "" if is_possible else explain(names[0], group.need, workers, client=lane.client.name),
+    }
 
 
 def _worker_view(worker: Worker) -> Dict[str, Any]:
     facts = worker.facts
-    device = _main_device(facts)
+    device = best_device(facts)
     running = len(worker.executing())
     view = facts_as_dict(facts)
+    view["devices"] = [device_view(each, None, None) for each in facts.devices]
     view.update(
         id=worker.id,
         device=_device_label(device),
         device_name=device.name,
+        score=device.score,
+        cpu_score=facts.score,
         alive=True,
         draining=worker.is_draining,
         running=running,
@@ -32,12 +65,38 @@ def _worker_view(worker: Worker) -> Dict[str, Any]:
     return view
 
 
-def _main_device(facts: WorkerFacts) -> DeviceFacts:
-    """The device that the worker's score is of."""
-    for device in facts.devices:
-        if device.score == facts.score:
-            return device
-    return facts.devices[0] if facts.devices else DeviceFacts("cpu", 0, "", facts.memory, facts.score)
+def device_view(device: DeviceFacts, usage: Optional[CardUsage], reading: Optional[CardReading]) -> Dict[str, Any]:
+    """One device: its facts, and what is known of it now.
+
+    Args:
+        device: As its worker tells it.
+        usage: What is booked on it; None for what is no card.
+        reading: The last of its instruments; None if there is none. What they do not tell is None in the view.
+
+    Returns:
+        The fields of DeviceFacts, with `others` as last measured, and `reserved` (bytes booked for tasks), `free` (bytes that tasks
+        could still have), `tasks`, `used` (bytes, by anyone), `utilisation` (percent), `temperature` (degrees Celsius) and `power`
+        (watts).
+    """
+    view = device._asdict()
+    view["rates"] = dict(device.rates)
+    if usage is not None:
+        view["others"] = usage.others
+    view["reserved"] = usage.reserved if usage is not None else 0
+    view["tasks"] = len(usage.leases) if usage is not None else 0
+    view["free"] = max(0, device.memory - view["others"] - view["reserved"])
+    for name in ("used", "utilisation", "temperature", "power"):
+        figure = getattr(reading, name) if reading is not None else -1
+        view[name] = None if figure < 0 else figure
+    return view
+
+
+def best_device(facts: WorkerFacts) -> DeviceFacts:
+    """The fastest device of a worker that tasks may use."""
+    usable = [device for device in facts.devices if not device.problem]
+    if not usable:
+        return DeviceFacts("cpu", 0, "", facts.memory, facts.score)
+    return max(usable, key=lambda device: device.score)  # The first of equals.
 
 
 def _device_label(device: DeviceFacts) -> str:
