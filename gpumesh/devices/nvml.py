@@ -148,7 +148,9 @@ class Nvml:
             handle = self._handle(device)
             if handle.code:
                 continue
-            readings.append(self._reading(device, handle.value, own, device.key in leased))
+            reading = self._reading(device, handle.value, own, device.key in leased)
+            if reading is not None:
+                readings.append(reading)
         return tuple(readings)
 
     def _ask(self, function: str, *arguments: Any) -> Answer:
@@ -236,11 +238,14 @@ class Nvml:
             handle = self._ask("nvmlDeviceGetHandleByUUID", device.uuid.encode())
         return handle
 
-    def _reading(self, device: DeviceFacts, handle: Any, own: Collection[int], is_leased: bool) -> CardReading:
+    def _reading(self, device: DeviceFacts, handle: Any, own: Collection[int], is_leased: bool) -> Optional[CardReading]:
+        """None if the card is found and yet lost."""
         if device.is_integrated:
             others, used = _host_use(device.memory, own)
         else:
-            memory, _ = self._memory(handle)
+            memory, refused = self._memory(handle)
+            if refused.code == GPU_IS_LOST:
+                return None
             used = memory.used if memory else -1
             others = self._others(handle, memory, own, is_leased) if memory else -1
         utilisation = getattr(self._ask("nvmlDeviceGetUtilizationRates", handle).value, "gpu", None)

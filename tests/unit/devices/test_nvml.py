@@ -261,6 +261,12 @@ def test_only_used_cards_that_answer_are_read() -> None:
     assert [reading.key for reading in read(one_card(), *others, facts(uuid="", system_index=0))] == ["cuda:0"]
 
 
+def test_a_card_that_is_found_and_yet_lost_is_not_read() -> None:
+    assert read(one_card(memory={"raises": "GPU_IS_LOST"})) == ()
+    (reading,) = read(one_card(memory={"raises": "NO_PERMISSION"}))
+    assert (reading.others, reading.used, reading.temperature) == (-1, -1, 51.0)
+
+
 def test_a_slice_is_read_by_its_own_uuid_and_old_bindings_get_bytes() -> None:
     told = record("r11")
     part = facts(uuid=told["devices"][0]["mig_devices"][1]["uuid"])
