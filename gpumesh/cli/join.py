@@ -19,6 +19,7 @@ from gpumesh.cli.console import (
     set_gpu_score,
     set_object_limits,
 )
+from gpumesh.cli.owner import EXCLUSIVE, HOURS, ONLY_WHEN_IDLE, set_times
 
 
 def join(
@@ -35,12 +36,19 @@ def join(
     ),
     object_memory: Optional[str] = OBJECT_MEMORY,
     spill_dir: Optional[str] = SPILL_DIR,
+    only_when_idle: Optional[float] = ONLY_WHEN_IDLE,
+    hours: Optional[str] = HOURS,
+    exclusive: Optional[str] = EXCLUSIVE,
 ) -> None:
     """Lend this machine to a mesh until Ctrl-C.
 
     The secret comes from --token, --token-file, GPUMESH_TOKEN or what was saved for this address; without any, you are asked.
 
-    Ctrl-C lets running tasks finish first; a second Ctrl-C stops at once. A coordinator that goes away is looked for until it is back.
+    Ctrl-C lets running tasks finish first; a second Ctrl-C ends them, and they start again elsewhere. A coordinator that goes away is looked
+    for until it is back.
+
+    When and how much it is lent can be changed at any time, and holds until changed again: `gpumesh limit`, `pause`, `resume`. So do --hours,
+    --only-when-idle and --exclusive.
     """
     import logging
 
@@ -55,6 +63,7 @@ def join(
     set_object_limits(object_memory, spill_dir)
     address, secret = resolve_mesh(url, token, token_file, ask=True)
     log_to_stderr(usual_level=logging.INFO)
+    set_times(hours, only_when_idle, exclusive)
 
     def announce(worker: Dict[str, Any]) -> None:
         save_connection(address, secret)

@@ -10,7 +10,7 @@ from typing import List, NoReturn, Optional
 
 import typer
 
-from gpumesh.cli import benchmark, demo, devices, join, objects, serve, workers
+from gpumesh.cli import benchmark, demo, devices, join, objects, owner, serve, workers
 from gpumesh.cli.console import set_verbosity, verbosity
 from gpumesh.errors import MeshError
 from gpumesh.version import __version__
@@ -30,6 +30,9 @@ app.command(name="workers")(workers.workers)
 app.command(name="objects")(objects.objects)
 app.command(name="devices")(devices.devices)
 app.command(name="benchmark")(benchmark.benchmark)
+app.command(name="pause")(owner.pause)
+app.command(name="resume")(owner.resume)
+app.command(name="limit")(owner.limit)
 app.command(name="demo")(demo.demo)
 
 

@@ -25,7 +25,7 @@ from gpumesh.model.records import NamedTuple
 
 ASK_SECONDS = 2.0  # For a program that answers at once or not at all.
 CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")  # Left by Docker and Podman.
-COMM_CHARACTERS = 15  # Of a process's name that Linux keeps (TASK_COMM_LEN less its end).
+COMM_BYTES = 15  # Of a process's name that Linux keeps (TASK_COMM_LEN less its end).
 TERMINALS = ("/dev/pts/[0-9]*", "/dev/tty[0-9]*", "/dev/ttys[0-9]*")  # Pseudo terminals, consoles; macOS's.
 _HID_IDLE = re.compile(r'"HIDIdleTime"\s*=\s*([0-9]+)')
 _GVARIANT_NUMBER = re.compile(r"\(u?i?n?t?6?4?\s*([0-9]+),?\)")
@@ -246,15 +246,15 @@ def _candidates(wanted: Set[str]) -> List[int]:
     pids: List[int] = psutil.pids()
     if sys.platform != "linux":
         return pids
-    short = {name[:COMM_CHARACTERS] for name in wanted} | {f"{name}.exe"[:COMM_CHARACTERS] for name in wanted}
+    short = {word.encode()[:COMM_BYTES] for name in wanted for word in (name, f"{name}.exe")}
     found: List[int] = []
     for pid in pids:
         try:
             with open(f"/proc/{pid}/comm", "rb", buffering=0) as file:
-                name = file.read(64).decode("utf-8", "replace").rstrip("\n").lower()
+                name = file.read(64).rstrip(b"\n")
         except OSError:
             continue
-        if name in short:
+        if name.lower() in short or not name.isascii():
             found.append(pid)
     return found
 
