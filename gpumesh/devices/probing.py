@@ -195,7 +195,7 @@ def overridden(devices: Tuple[DeviceFacts, ...]) -> Tuple[DeviceFacts, ...]:
 
 
 def _figures(answer: Dict[str, Any]) -> Tuple[Dict[str, float], float]:
-    rates = {str(name): float(rate) for name, rate in answer["rates"].items()}
+    rates = {str(name): float(rate) for name, rate in dict(answer["rates"]).items()}
     return rates, score_rates(rates)
 
 
