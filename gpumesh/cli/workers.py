@@ -24,12 +24,21 @@ def workers(
 
     with GPUMesh(address, token=secret, fallback=False) as mesh:
         found = mesh.workers()
+        waiting = [] if as_json else mesh.waiting()
     if as_json:
         import json
 
         typer.echo(json.dumps(found, indent=2, default=str))
     else:
         _print_table(found, address)
+        _print_waiting(waiting)
+
+
+def _print_waiting(waiting: List[Dict[str, Any]]) -> None:
+    for each in waiting:
+        tasks = "1 task waits" if each["count"] == 1 else f"{each['count']} tasks wait"
+        reason = f": {each['reason']}" if each["reason"] else f" for {each['needs']}"
+        typer.echo(f"{tasks} ({', '.join(each['functions'])}), {each['state']}{reason}")
 
 
 def _print_table(found: List[Dict[str, Any]], address: str) -> None:
@@ -49,6 +58,9 @@ def _print_table(found: List[Dict[str, Any]], address: str) -> None:
         state = worker.get("problem") or ("alive" if worker.get("alive", True) else "lost")
         for packages in worker.get("installing") or ():
             state += f", installing {' '.join(packages)}"
+        for device in worker.get("devices") or ():
+            if device["kind"] != "cpu" and device["problem"]:
+                state += f", {device['kind']}:{device['index']} {device['problem']}"
         table.add_row(
             str(worker.get("id", "")),
             str(worker.get("hostname", "")),

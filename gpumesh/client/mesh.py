@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gpumesh")
 
 QUERY_SECONDS = 5.0
+GONE = frozenset({"unused", "leaving", "lost"})  # Of devices: no task will run on them.
 
 
 class GPUMesh:
@@ -310,7 +311,10 @@ class GPUMesh:
     # --- the pool
 
     def workers(self) -> List[Dict[str, Any]]:
-        """The workers alive: `id`, `hostname`, `device`, `device_name`, `score`, `alive`, `slots`, `running`, ... of each.
+        """The workers alive: `id`, `hostname`, `device`, `device_name`, `score`, `alive`, `slots`, `running`, `devices`, ... of each.
+
+        `device` ("cuda:1", "cpu"), `device_name` and `score` are those of its best usable device, `cpu_score` is of what tasks
+        without a GPU run on, `problem` says why it takes no tasks. Without a mesh it is this machine.
 
         Raises:
             MeshUnavailableError: Nobody answers.
@@ -322,23 +326,35 @@ class GPUMesh:
         return [dict(worker, devices=list(worker["devices"])) for worker in found]
 
     def devices(self) -> List[Dict[str, Any]]:
-        """All devices of all workers, the fastest first: `index` in this list, `hostname`, `device`, `device_name`, `score`,
-        `memory`, `worker`, and `status`: "idle", "busy", or what is wrong with the worker."""
-        found = [
-            {
-                "hostname": worker["hostname"],
-                "device": _label(device),
-                "device_name": device["name"],
-                "score": device["score"],
-                "status": _status(worker),
-                "memory": device["memory"],
-                "worker": worker["id"],
-            }
-            for worker in self.workers()
-            for device in worker["devices"]
+        """All devices of all workers: first those that tasks may use, the fastest first, then the others.
+
+        Each has `index` (in this list), `hostname`, `device` ("cuda:1", as user code on that worker numbers it; "cpu"),
+        `system_index` (as nvidia-smi numbers it there; None where there is no such number), `device_name`, `score` (100 is an RTX
+        4090), `status` ("idle", "busy", "leaving", "lost", "unused"), `reason` (why it is unused), `worker` (id), `uuid`,
+        `capability`, and in bytes `memory`, `others` (held by other programs or the driver), `reserved` (booked for tasks) and `free`.
+        `used` (bytes, by anyone), `utilisation` (percent), `temperature` (degrees Celsius) and `power` (watts) are None where
+        its instruments do not tell.
+
+        Raises:
+            MeshUnavailableError: Nobody answers.
+        """
+        from gpumesh.client.pool_views import device_rows
+
+        return device_rows(self.workers())
+
+    def waiting(self) -> List[Dict[str, Any]]:
+        """The tasks that wait at the coordinator, one dict for each client and requirement.
+
+        Each has `functions` (names), `needs`, `count`, `client`, `state` and `reason`: the state is "infeasible" where no worker
+        that is connected can ever run them, and then the reason says what each lacks; else it is "queued".
+
+        Raises:
+            MeshUnavailableError: Nobody answers.
+        """
+        return [
+            dict(each, functions=list(each["functions"]))
+            for each in self._open_session().query("waiting", timeout=QUERY_SECONDS)
         ]
-        found.sort(key=lambda device: -device["score"])
-        return [{"index": index, **device} for index, device in enumerate(found)]
 
     def objects(self) -> Dict[str, Any]:
         """What lies in the object store: `objects`, one dict each, and of the coordinator's host `limit`, `memory` and `disk` (bytes).
@@ -352,17 +368,21 @@ class GPUMesh:
         return {**found, "objects": [dict(each, copies=list(each["copies"])) for each in found["objects"]]}
 
     def device_count(self) -> int:
-        """How many devices all workers have together."""
-        return sum(len(worker["devices"]) for worker in self.workers())
+        """How many devices tasks may use, of all workers together; CPUs count, what is unused does not."""
+        return sum(device["status"] not in GONE for device in self.devices())
 
     def total_score(self) -> float:
-        """The sum of the workers' scores; 100 is one RTX 4090."""
-        return float(sum(worker["score"] for worker in self.workers()))
+        """The sum of the scores of all devices that tasks may use; 100 is one RTX 4090."""
+        return float(sum(device["score"] for device in self.devices() if device["status"] not in GONE))
 
     def auto_device(self) -> str:
-        """The kind of the fastest device on the mesh, for `.to(...)` and torch: "cuda", "mps", ... or "cpu"."""
-        best = max(self.devices(), key=lambda device: float(device["score"]), default=None)
-        return "cpu" if best is None else str(best["device"]).partition(":")[0]
+        """The best device of this machine as torch calls it: "cuda:0", "mps" or "cpu". Does not import torch, asks no mesh.
+
+        Where there may be a GPU, the first call on a machine may take the seconds of a probe.
+        """
+        from gpumesh.client.local_device import best_device
+
+        return best_device()
 
     def results_to_dataframe(self, results: Iterable[Any]) -> Any:
         """Results as a pandas DataFrame, one row each; see `client.frames`. Blocks until they are there.
@@ -499,18 +519,3 @@ def _end_when_idle(session: Session, embedded: Optional[EmbeddedMesh], owner: in
         threading.Thread(target=end, name="gpumesh-close", daemon=True).start()  # The collector may run under any lock.
     except RuntimeError:
         pass  # The interpreter is ending and closes both.
-
-
-def _label(device: Dict[str, Any]) -> str:
-    kind = str(device["kind"])
-    return kind if kind == "cpu" else f"{kind}:{device['index']}"
-
-
-def _status(worker: Dict[str, Any]) -> str:
-    if worker.get("problem"):
-        return str(worker["problem"])
-    if not worker.get("alive", True):
-        return "lost"
-    if worker.get("draining"):
-        return "leaving"
-    return "busy" if worker.get("running") else "idle"

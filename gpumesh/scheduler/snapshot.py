@@ -100,4 +100,4 @@ def best_device(facts: WorkerFacts) -> DeviceFacts:
 
 
 def _device_label(device: DeviceFacts) -> str:
-    return device.kind if device.kind == "cpu" else f"{device.kind}:{device.index}"
+    return device.kind if device.kind in ("cpu", "mps") else f"{device.kind}:{device.index}"

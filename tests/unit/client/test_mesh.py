@@ -226,36 +226,48 @@ def test_what_is_pending_keeps_a_dropped_mesh_going(fake: FakeMesh) -> None:
 
 
 def test_what_the_pool_says(fake: FakeMesh) -> None:
-    def worker(ident: str, score: float, kind: str, **more: Any) -> Dict[str, Any]:
-        devices = ({"kind": "cpu", "index": 0, "name": "EPYC", "memory": 5, "score": 1.0},)
-        if kind != "cpu":
-            devices = ({"kind": kind, "index": 1, "name": "RTX 3080", "memory": 10, "score": score}, *devices)
-        return {
-            "id": ident, "hostname": f"host-{ident}", "score": score, "alive": True, "running": 0, "problem": "",
-            "devices": devices, **more,
-        }  # fmt: skip
+    cpu = {"kind": "cpu", "index": 0, "name": "EPYC", "memory": 5, "score": 1.0}
+    card = {"kind": "cuda", "index": 1, "name": "RTX 3080", "memory": 10, "score": 50.0, "system_index": 0, "uuid": "GPU-b"}
 
-    fake.on_query = lambda query: (worker("a", 1.0, "cpu", running=1), worker("b", 50.0, "cuda", problem="paused"))
+    def worker(ident: str, *devices: Any, **more: Any) -> Dict[str, Any]:
+        return {
+            "id": ident,
+            "hostname": f"host-{ident}",
+            "alive": True,
+            "running": 0,
+            "problem": "",
+            "devices": devices,
+            **more,
+        }
+
+    fake.on_query = lambda query: (worker("a", cpu, running=1), worker("b", cpu, card))
     with GPUMesh(fake.url, token="secret") as mesh:
         assert [worker["id"] for worker in mesh.workers()] == ["a", "b"]
-        assert mesh.devices() == [
-            {
-                "index": 0, "hostname": "host-b", "device": "cuda:1", "device_name": "RTX 3080", "score": 50.0,
-                "status": "paused", "memory": 10, "worker": "b",
-            },
-            {
-                "index": 1, "hostname": "host-a", "device": "cpu", "device_name": "EPYC", "score": 1.0,
-                "status": "busy", "memory": 5, "worker": "a",
-            },
-            {
-                "index": 2, "hostname": "host-b", "device": "cpu", "device_name": "EPYC", "score": 1.0,
-                "status": "paused", "memory": 5, "worker": "b",
-            },
-        ]  # fmt: skip
-        assert (mesh.device_count(), mesh.total_score(), mesh.auto_device()) == (3, 51.0, "cuda")
+        rows = mesh.devices()
+        shown = ("index", "hostname", "device", "device_name", "score", "status", "memory", "worker", "system_index")
+        assert [tuple(row[name] for name in shown) for row in rows] == [
+            (0, "host-b", "cuda:1", "RTX 3080", 50.0, "idle", 10, "b", 0),
+            (1, "host-a", "cpu", "EPYC", 1.0, "busy", 5, "a", None),
+            (2, "host-b", "cpu", "EPYC", 1.0, "idle", 5, "b", None),
+        ]
+        assert (mesh.device_count(), mesh.total_score()) == (3, 52.0)
+        fake.on_query = lambda query: (worker("b", cpu, {**card, "problem": "lost"}), worker("c", cpu, problem="paused"))
+        rows = mesh.devices()
+        assert [(row["worker"], row["status"], row["reason"]) for row in rows] == [
+            ("b", "idle", ""),
+            ("b", "unused", "lost"),
+            ("c", "unused", "paused"),
+        ]
+        assert (mesh.device_count(), mesh.total_score()) == (1, 1.0)
         fake.on_query = lambda query: ()
         assert (mesh.workers(), mesh.devices(), mesh.device_count(), mesh.total_score()) == ([], [], 0, 0.0)
-        assert mesh.auto_device() == "cpu"
+
+
+def test_what_waits_is_asked_of_the_coordinator(fake: FakeMesh) -> None:
+    row = {"functions": ("train",), "needs": "1 GPU", "count": 3, "client": "me", "state": "infeasible", "reason": "no GPU"}
+    fake.on_query = lambda query: (row,) if query.what == "waiting" else ()
+    with GPUMesh(fake.url, token="secret") as mesh:
+        assert mesh.waiting() == [{**row, "functions": ["train"]}]
 
 
 def test_distribute_is_a_map_with_a_limit(fake: FakeMesh) -> None:
