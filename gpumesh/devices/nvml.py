@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from typing import Any, Collection, Dict, List, Optional, Sequence, Tuple, Type
+from typing import Any, Collection, Dict, Optional, Sequence, Tuple, Type
 
 from gpumesh.devices.cards import Hardware
+from gpumesh.devices.holders import exists, host_use, is_descendant
 from gpumesh.model.records import NamedTuple
 from gpumesh.model.resources import CardReading, DeviceFacts
 
@@ -36,7 +37,6 @@ _MEMORY_V2 = 0x02000028  # nvmlMemory_v2: any other number goes to the driver un
 
 MAX_SLICES = 7  # Of one card, where the driver does not say how many places there are (MIG user guide).
 MAX_CARDS = 256  # A count beyond this is nonsense.
-PARENTS = 32  # Generations looked at to find out whose child a process is.
 
 
 class Memory(NamedTuple):
@@ -241,7 +241,7 @@ class Nvml:
     def _reading(self, device: DeviceFacts, handle: Any, own: Collection[int], is_leased: bool) -> Optional[CardReading]:
         """None if the card is found and yet lost."""
         if device.is_integrated:
-            others, used = _host_use(device.memory, own)
+            others, used = host_use(device.memory, own)
         else:
             memory, refused = self._memory(handle)
             if refused.code == GPU_IS_LOST:
@@ -265,7 +265,7 @@ class Nvml:
         if not is_leased:
             return held
         processes = self._processes(handle, memory.total)
-        ours = [size for pid, size in processes.items() if _is_descendant(pid, own)]
+        ours = [size for pid, size in processes.items() if is_descendant(pid, own)]
         return max(0, held - sum(ours)) if ours else -1
 
     def _processes(self, handle: Any, total: int) -> Dict[int, int]:
@@ -278,7 +278,7 @@ class Nvml:
         found: Dict[int, int] = {}
         for process in listed.value if isinstance(listed.value, (list, tuple)) else ():
             pid, size = getattr(process, "pid", None), getattr(process, "usedGpuMemory", None)
-            if not (isinstance(pid, int) and isinstance(size, int) and 0 <= size <= total and _exists(pid)):
+            if not (isinstance(pid, int) and isinstance(size, int) and 0 <= size <= total and exists(pid)):
                 return {}
             found[pid] = found.get(pid, 0) + size
         return found
@@ -335,45 +335,3 @@ def _text(value: Any) -> str:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     return " ".join(value.split()) if isinstance(value, str) else ""
-
-
-def _exists(pid: int) -> bool:
-    import psutil
-
-    return 0 < pid < 1 << 31 and psutil.pid_exists(pid)
-
-
-def _is_descendant(pid: int, ancestors: Collection[int]) -> bool:
-    """Whether a process is one of these or was started by one of them, directly or not."""
-    import psutil
-
-    for _ in range(PARENTS):
-        if pid in ancestors:
-            return True
-        try:
-            pid = psutil.Process(pid).ppid()
-        except psutil.Error:
-            return False
-        if pid <= 1:
-            return False
-    return False
-
-
-def _host_use(memory: int, own: Collection[int]) -> Tuple[int, int]:
-    """(others, used) of memory that the card shares with the host, as far as it falls into what is offered."""
-    import psutil
-
-    held = memory - min(memory, int(psutil.virtual_memory().available))
-    ours = 0
-    for pid in own:
-        try:
-            processes: List[Any] = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-        except psutil.Error:
-            continue
-        for process in processes:
-            try:
-                info = process.memory_info()
-            except psutil.Error:
-                continue
-            ours += max(0, info.rss - getattr(info, "shared", 0))
-    return max(0, held - ours), held

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from gpumesh.devices.probe import ANSWER
+from gpumesh.devices.probing import device_from
+from gpumesh.model.resources import DeviceFacts
 from tests.support import fake_nvml
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -73,9 +76,21 @@ class Machine:
 
     def devices(self, **variables: str) -> List[Dict[str, Any]]:
         """Rows of `gpumesh devices` for the GPUs, as a person would see them there."""
+        rows: List[Dict[str, Any]] = json.loads(self.run("gpumesh", "devices", "--json", **variables))
+        assert rows[0]["kind"] == "cpu"
+        return rows[1:]
+
+    def probe(self, **variables: str) -> List[DeviceFacts]:
+        """What the probe tells of the GPUs."""
+        printed = self.run("gpumesh.devices.probe", **variables)
+        (line,) = [line for line in printed.splitlines() if line.startswith(ANSWER)]
+        return [device_from(fields) for fields in json.loads(line[len(ANSWER) :])["devices"]]
+
+    def run(self, module: str, *arguments: str, **variables: str) -> str:
+        """What a program prints that starts there."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
         finished = subprocess.run(
-            [sys.executable, "-m", "gpumesh", "devices", "--json"],
+            [sys.executable, "-m", module, *arguments],
             env={**environment, **self.environment, **variables},
             cwd=self.folder,
             capture_output=True,
@@ -84,9 +99,7 @@ class Machine:
             timeout=50,
         )
         assert finished.returncode == 0, finished.stderr
-        rows: List[Dict[str, Any]] = json.loads(finished.stdout)
-        assert rows[0]["kind"] == "cpu"
-        return rows[1:]
+        return finished.stdout
 
 
 TORCH = """
