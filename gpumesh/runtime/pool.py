@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import select
@@ -12,16 +13,18 @@ import signal
 import socket
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, Dict, FrozenSet, List, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Deque, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, Union
 
 from gpumesh.config import CANCEL_GRACE_SECONDS, OUTPUT_READ_BYTES
 from gpumesh.model.outcomes import Status
+from gpumesh.model.resources import DeviceFacts, requirement_from_wire
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.protocol.connection import Closed, Connection
 from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
 from gpumesh.runtime.link import PeerLink, Turn
 from gpumesh.runtime.loop import Alarm
 from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, REVOKED, SENT, SINCE, STARTED, Page, create_page_fd
+from gpumesh.runtime.runner_cards import card_environment, no_card_environment
 from gpumesh.runtime.spawner_link import Launch as Launch
 from gpumesh.runtime.spawner_link import SpawnerLink, append_to, text_of
 from gpumesh.scheduler import local
@@ -29,9 +32,11 @@ from gpumesh.scheduler import local
 if TYPE_CHECKING:
     from gpumesh.runtime.environments import Environment, Environments
     from gpumesh.runtime.readings import Holders
+    from gpumesh.scheduler.leases import Leases
 
 logger = logging.getLogger(__name__)
 
+_REQUIREMENT = TaskSpec._fields.index("requirement")
 _CODE = TaskSpec._fields.index("code")
 _PACKAGES = TaskSpec._fields.index("packages")
 THREAD_VARIABLES = (
@@ -143,12 +148,17 @@ class RunnerPool:
         path: Optional[List[str]] = None,
         folder: str = "",
         label: str = "",
+        devices: Sequence[DeviceFacts] = (),
     ) -> None:
         self.slots = slots
         self.cores = cores
         self.label = label  # Of this worker, for people.
         self.turn = Turn()  # Shared with the agent's link to the coordinator.
-        self.local = local.LocalPool(slots=slots, threads=max(1, cores // slots))
+        self._runner_numbers = itertools.count(1)
+        self.local = local.LocalPool(slots=slots, threads=max(1, cores // slots), numbers=self._runner_numbers)
+        self._leases: Optional[Leases] = None  # Once a task has come for a card, or an owner has asked one back.
+        self._devices = tuple(devices)
+        self._problems = ["", ""]  # Of the slots, of the leases.
         self._loop = loop
         own = SpawnerLink(loop, spawner, on_answer=self._on_spawner_answer, on_lost=self._on_spawner_lost)
         self._spawners = {local.OWN_ENVIRONMENT: own}  # One for each environment.
@@ -164,6 +174,8 @@ class RunnerPool:
         self._specs: List[Tuple[Any, ...]] = []
         self._alarm = Alarm(loop, self._on_time)
         self._is_closed = False
+        self._is_draining = False
+        self._is_withheld = False  # All of it, by the machine's owner.
 
     def start(self) -> None:
         """Bring the runners up; returns at once."""
@@ -191,7 +203,21 @@ class RunnerPool:
         """Which runners there are, for whoever counts what others hold of the cards, and on which cards they are."""
         from gpumesh.runtime.readings import Holders
 
-        return Holders({process.pid for process in self._processes.values() if process.pid})
+        pids: List[int] = []
+        keys: Set[str] = set()
+        leases = self._leases
+        for ident, process in self._processes.items():
+            if process.pid:
+                pids.append(process.pid)
+                if leases is not None:
+                    keys.update(leases.cards_of(ident))
+        return Holders(pids, keys)
+
+    def change_devices(self, devices: Sequence[DeviceFacts]) -> None:
+        """What this machine has, and the owner lends. Processes that have been started see what they see."""
+        self._devices = tuple(devices)
+        if self._leases is not None:
+            self._leases.on_devices(self._devices)
 
     # --- from the coordinator
 
@@ -217,8 +243,16 @@ class RunnerPool:
             self.local.on_spec(number, timeout=timeout, width=width, threads=threads, environment=environment)
         return number
 
-    def run(self, spec: int, tasks: Any, *, is_holding: bool = False) -> None:
-        """Attempts arrived: (task id, attempt, payload); `is_holding`: their inputs lie in the store."""
+    def run(self, spec: int, tasks: Any, *, is_holding: bool = False, cards: Tuple[str, ...] = (), ordinal: int = 0) -> None:
+        """Attempts arrived: (task id, attempt, payload).
+
+        Args:
+            spec: What `define_spec` has returned.
+            tasks: To be run in this order.
+            is_holding: Their inputs lie in the store.
+            cards: DeviceFacts.key of those they run on, beside the slots, in a process that sees no others.
+            ordinal: Which of the processes with these cards.
+        """
         payloads = self._payloads
         if is_holding:
             self._holding.update(task[0] for task in tasks)
@@ -229,15 +263,30 @@ class RunnerPool:
             if obstacle is not None:
                 self._turn_away([(task[0], task[1]) for task in tasks], obstacle)
                 return
-        self._perform(self.local.on_arrived(spec, tasks, self._loop.time()))
+        now = self._loop.time()
+        if not cards:
+            self._perform(self.local.on_arrived(spec, tasks, now))
+            return
+        leases = self._open_leases()
+        if not leases.knows(spec):
+            facts = self.local.spec(spec)
+            need = requirement_from_wire(self._specs[spec][_REQUIREMENT])
+            leases.on_spec(spec, timeout=facts.timeout, kind=facts.kind, need=need)
+        self._perform(leases.on_arrived(tuple(cards), ordinal, spec, tasks, now))
 
     def recall(self, tasks: Any, *, kill: bool) -> None:
         """The coordinator wants these back."""
-        self._perform(self.local.on_recalled(tasks, kill=kill, now=self._loop.time()))
+        now = self._loop.time()
+        self._perform(self.local.on_recalled(tasks, kill=kill, now=now))
+        if self._leases is not None:
+            self._perform(self._leases.on_recalled(tasks, kill=kill, now=now))
 
     def drain(self) -> None:
         """Give back what has not started, finish what has."""
+        self._is_draining = True
         self._perform(self.local.drain())
+        if self._leases is not None:
+            self._perform(self._leases.drain(self._loop.time()))
 
     def hand_back(
         self, *, running: bool, cards: Optional[FrozenSet[str]] = None, grace_seconds: float = CANCEL_GRACE_SECONDS
@@ -250,13 +299,20 @@ class RunnerPool:
             cards: Only tasks whose lease has one of these cards; None: all tasks.
             grace_seconds: From the interrupt to the kill.
         """
+        now = self._loop.time()
         if cards is None:
-            self._perform(self.local.hand_back(running=running, now=self._loop.time(), grace_seconds=grace_seconds))
+            self._is_withheld = True
+            self._perform(self.local.hand_back(running=running, now=now, grace_seconds=grace_seconds))
+        if cards is not None or self._leases is not None:
+            self._perform(self._open_leases().hand_back(cards, running=running, now=now, grace_seconds=grace_seconds))
 
     def accept(self, cards: Optional[FrozenSet[str]] = None) -> None:
         """The owner lends everything again, or these cards; cards that were asked back by name stay so until they are named here."""
         if cards is None:
+            self._is_withheld = False
             self.local.accept()
+        if self._leases is not None:
+            self._leases.accept(cards)
 
     def allow(self, slots: int) -> None:
         """Use no more than so many slots for tasks without a card."""
@@ -269,6 +325,8 @@ class RunnerPool:
         for task_id in holding:
             self._owner.on_inputs_free(task_id)
         self._perform(self.local.abandon())
+        if self._leases is not None:
+            self._perform(self._leases.abandon(self._loop.time()))
 
     def send(self, runner: int, message: Any) -> bool:
         """Tell a runner something; False if it is gone."""
@@ -306,10 +364,38 @@ class RunnerPool:
             elif kind is local.Kill:
                 self._signal(action.runner, signal.SIGKILL)
             elif kind is local.Health:
-                self._owner.on_health(action.problem)
+                self._tell_health(0, action.problem)
             elif kind is local.FailEnvironment:
                 self._fail_environment(action)
+            else:
+                self._tell_health(1, action.problem)
         self._arm()
+
+    def _tell_health(self, place: int, problem: str) -> None:
+        """Slots and leases tell of their own; what keeps either from running tasks is told."""
+        before = self._problems[0] or self._problems[1]
+        self._problems[place] = problem
+        problem = self._problems[0] or self._problems[1]
+        if problem != before:
+            self._owner.on_health(problem)
+
+    def _open_leases(self) -> Leases:
+        if self._leases is None:
+            from gpumesh.scheduler.leases import Leases
+
+            self._leases = Leases(threads=self.local.plain.threads, numbers=self._runner_numbers)
+            self._leases.on_devices(self._devices)
+            if self._is_withheld:
+                self._leases.hand_back(None, running=False, now=self._loop.time())
+            if self._is_draining:
+                self._leases.drain(self._loop.time())
+        return self._leases
+
+    def _brain(self, runner: int) -> Union[local.LocalPool, Leases]:
+        """Who decides about a runner."""
+        if self._leases is not None and runner in self._leases:
+            return self._leases
+        return self.local
 
     def _report(self, results: List[Tuple[int, int, int, Any, float]]) -> None:
         payloads = self._payloads
@@ -351,15 +437,25 @@ class RunnerPool:
     def _inspect(self, ident: int) -> None:
         page = self._processes[ident].page
         started, finished = page.words[STARTED], page.words[FINISHED]
-        actions = self.local.on_progress(ident, started, finished, page.words[SENT], page.floats[SINCE], self._loop.time())
+        actions = self._brain(ident).on_progress(
+            ident, started, finished, page.words[SENT], page.floats[SINCE], self._loop.time()
+        )
         self._perform(actions)
 
     def _arm(self) -> None:
-        self._alarm.set(self.local.next_deadline())
+        due = self.local.next_deadline()
+        if self._leases is not None:
+            other = self._leases.next_deadline()
+            if other is not None and (due is None or other < due):
+                due = other
+        self._alarm.set(due)
 
     def _on_time(self, now: float) -> None:
-        if not self._is_closed:
-            self._perform(self.local.on_time(now))
+        if self._is_closed:
+            return
+        if self._leases is not None:
+            self._perform(self._leases.on_time(now))
+        self._perform(self.local.on_time(now))
 
     # --- processes
 
@@ -376,14 +472,15 @@ class RunnerPool:
             "op": "fork",
             "role": "runner",
             "key": action.runner,
-            "environment": thread_environment(action.threads),
+            "environment": {},
             "path": self._path if action.environment == local.OWN_ENVIRONMENT else None,  # Else the spawner has it.
             "folder": self._folder,
         }
         fds = [theirs.fileno(), page_fd, out_write, err_write]
         try:
+            request["environment"] = {**thread_environment(action.threads), **self._visibility(action.cards)}
             self._spawners[action.environment].ask(request, fds)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._loop.call_soon(self._on_exit, process, 1, f"no process that starts runners: {error}")
         finally:
             theirs.close()
@@ -397,6 +494,11 @@ class RunnerPool:
         process.link = link
         task = self._loop.create_task(self._attach(link, ours))
         _keep(task)
+
+    def _visibility(self, cards: Tuple[str, ...]) -> Dict[str, str]:
+        if cards:
+            return card_environment(cards, self._devices, os.environ)
+        return no_card_environment(self._devices)
 
     async def _attach(self, link: PeerLink, sock: socket.socket) -> None:
         await self._loop.create_unix_connection(lambda: link, sock=sock)
@@ -443,6 +545,8 @@ class RunnerPool:
     def _on_environment_idle(self, environment: Environment) -> None:
         """Its processes end; the next task starts others."""
         self._perform(self.local.retire(environment.number))
+        if self._leases is not None:
+            self._perform(self._leases.retire(environment.number, self._loop.time()))
         spawner = self._spawners[environment.number]
         if spawner.is_open and not any(process.environment == environment.number for process in self._processes.values()):
             spawner.close()
@@ -486,10 +590,10 @@ class RunnerPool:
                 results = message.results
                 if results:
                     self._drain_output(process, results[-1][0])
-                self._perform(self.local.on_results(process.ident, results, self._loop.time()))
+                self._perform(self._brain(process.ident).on_results(process.ident, results, self._loop.time()))
                 self._owner.on_results_heard(results)
             elif kind is RunnerReady:
-                self._perform(self.local.on_ready(process.ident, self._loop.time()))
+                self._perform(self._brain(process.ident).on_ready(process.ident, self._loop.time()))
             elif kind is not Closed:
                 self._owner.on_runner_message(process.ident, kind, message)
             elif not process.is_gone:
@@ -513,7 +617,8 @@ class RunnerPool:
         self._forget(process)
         if not self._is_closed:
             self._owner.on_runner_gone(process.ident)
-            self._perform(self.local.on_runner_down(process.ident, started, finished, details, self._loop.time()))
+            brain = self._brain(process.ident)
+            self._perform(brain.on_runner_down(process.ident, started, finished, details, self._loop.time()))
 
     def _read_rest(self, process: _Process) -> None:
         link = process.link
@@ -544,7 +649,7 @@ class RunnerPool:
     # --- output
 
     def _running_task(self, process: _Process) -> int:
-        return self.local.task_at(process.ident, process.page.words[STARTED])
+        return self._brain(process.ident).task_at(process.ident, process.page.words[STARTED])
 
     def _on_output_ready(self, process: _Process, stream: int) -> None:
         if self._owner.takes_output:

@@ -69,7 +69,9 @@ class WorkerAgent(PoolOwner):
         self._on_joined = on_joined
         self._loop = asyncio.get_running_loop()
         label = f"{facts.hostname} ({worker_id})"
-        self._pool = RunnerPool(self._loop, spawner, self, slots=facts.slots, cores=facts.cores, path=path, label=label)
+        self._pool = RunnerPool(
+            self._loop, spawner, self, slots=facts.slots, cores=facts.cores, path=path, label=label, devices=facts.devices
+        )
         self._link: Optional[PeerLink] = None
         self._specs: Dict[int, int] = {}  # Number on this connection -> number in the pool.
         self._is_draining = False
@@ -187,7 +189,7 @@ class WorkerAgent(PoolOwner):
         for message in events:
             kind = type(message)
             if kind is RunTasks:
-                self._run(self._specs[message.spec], message.tasks)
+                self._run(self._specs[message.spec], message)
             elif kind is DefineFunction:
                 self._pool.define_function(message.digest, message.body)
             elif kind is DefineCode:
@@ -207,12 +209,13 @@ class WorkerAgent(PoolOwner):
             elif self._objects is not None and kind is not Closed:
                 self._objects.handle(kind, message)
 
-    def _run(self, spec: int, tasks: Any) -> None:
+    def _run(self, spec: int, message: RunTasks) -> None:
+        tasks = message.tasks
         for task in tasks:
             if type(task[2]) is not bytes:
-                self._open_objects().inputs.run(spec, tasks)
+                self._open_objects().inputs.run(spec, tasks, message.cards, message.ordinal)
                 return
-        self._pool.run(spec, tasks)
+        self._pool.run(spec, tasks, cards=message.cards, ordinal=message.ordinal)
 
     def _join(self, link: PeerLink) -> None:
         link.peer = self
@@ -238,6 +241,7 @@ class WorkerAgent(PoolOwner):
             self._obedience.change_offer(self.standing.offer)  # It may be about a card that nobody knew of.
 
     def _tell_facts(self, facts: WorkerFacts) -> None:
+        self._pool.change_devices(facts.devices)
         self.tell(WorkerChanged(facts))
 
     def tell_readings(self, readings: Tuple[CardReading, ...]) -> None:

@@ -23,15 +23,17 @@ INPUTS_AHEAD_BYTES = 64 * MIB  # At least. In a store that others use too no mor
 _NOT_RUN, _CANCELLED, _RAISED = int(Status.NOT_RUN), int(Status.CANCELLED), int(Status.RAISED)
 
 Result = Tuple[int, int, int, Any, float]
+LeaseKey = Tuple[Tuple[str, ...], int]  # Cards and ordinal; without cards the task takes a slot.
 
 
 class _Waiting:
     """A task whose inputs are not all here."""
 
-    __slots__ = ("spec", "task_id", "attempt", "payload", "oids", "missing", "held", "found", "is_over")
+    __slots__ = ("spec", "task_id", "attempt", "payload", "oids", "lease", "missing", "held", "found", "is_over")
 
-    def __init__(self, spec: int, task_id: int, attempt: int, payload: Any, inputs: Dict[int, int]) -> None:
+    def __init__(self, spec: int, task_id: int, attempt: int, payload: Any, inputs: Dict[int, int], lease: LeaseKey) -> None:
         self.spec = spec
+        self.lease = lease
         self.task_id = task_id
         self.attempt = attempt
         self.payload = payload
@@ -56,17 +58,20 @@ class TaskInputs:
         self._objects = objects
         self._pool = objects.pool
         self._report = report
-        self._waiting: OrderedDict[Tuple[int, int], _Waiting] = OrderedDict()  # (task, attempt): not admitted yet.
-        self._resolving: Dict[Tuple[int, int], _Waiting] = {}
+        self._waiting: Dict[LeaseKey, OrderedDict[Tuple[int, int], _Waiting]] = {}  # Not admitted yet; no queue is empty.
+        self._resolving: Dict[Tuple[int, int], _Waiting] = {}  # (task, attempt)
         self._running: Dict[int, List[int]] = {}  # Task in the pool -> the objects that it uses.
+        self._leases: Dict[int, LeaseKey] = {}  # Task in the pool -> where it runs.
+        self._taken: Dict[LeaseKey, int] = {}  # Tasks of each that are resolving or in the pool; none has a count of 0.
 
     @property
     def is_idle(self) -> bool:
         """Whether no task waits here."""
         return not (self._waiting or self._resolving)
 
-    def run(self, spec: int, tasks: Any) -> None:
-        """Attempts arrived, and some of them are more than plain bytes."""
+    def run(self, spec: int, tasks: Any, cards: Tuple[str, ...] = (), ordinal: int = 0) -> None:
+        """Attempts arrived, and some of them are more than plain bytes; for the rest see `RunnerPool.run`."""
+        lease = (tuple(cards), ordinal)
         plain: List[Tuple[int, int, Any]] = []
         for task_id, attempt, payload in tasks:
             oids = {} if type(payload) is bytes else sizes_of(payload)
@@ -75,21 +80,49 @@ class TaskInputs:
             elif self.is_draining or self.is_withheld:
                 self._report([(task_id, attempt, _NOT_RUN, {}, 0.0)])
             else:
-                self._waiting[(task_id, attempt)] = _Waiting(spec, task_id, attempt, payload, oids)
+                self._queue_of(lease)[(task_id, attempt)] = _Waiting(spec, task_id, attempt, payload, oids, lease)
         if plain:
-            self._pool.run(spec, plain)
+            self._pool.run(spec, plain, cards=lease[0], ordinal=ordinal)
         self._admit()
 
+    def _queue_of(self, lease: LeaseKey) -> OrderedDict[Tuple[int, int], _Waiting]:
+        queue = self._waiting.get(lease)
+        if queue is None:
+            queue = self._waiting[lease] = OrderedDict()
+        return queue
+
     def _admit(self) -> None:
-        """Bring in the inputs of the next tasks: those that slots are free for, and some more as far as memory allows."""
-        while self._waiting:
-            key, waiting = next(iter(self._waiting.items()))
-            if len(self._resolving) + len(self._running) >= self._pool.slots and not self._fits_ahead(waiting):
-                return
-            del self._waiting[key]
-            self._resolving[key] = waiting
-            for oid, nbytes in waiting.oids.items():
-                self._objects.acquire(oid, nbytes, self._on_input(waiting, oid))
+        """Bring in the inputs of the next tasks: those that a slot or a lease is free for, and some more as far as memory allows."""
+        for lease in list(self._waiting):
+            width = 1 if lease[0] else self._pool.slots
+            while lease in self._waiting:
+                queue = self._waiting[lease]
+                key, waiting = next(iter(queue.items()))
+                taken = self._taken.get(lease, 0)
+                if taken >= width and not self._fits_ahead(waiting):
+                    break
+                self._unqueue(waiting)
+                self._taken[lease] = taken + 1
+                self._resolving[key] = waiting
+                for oid, nbytes in waiting.oids.items():
+                    self._objects.acquire(oid, nbytes, self._on_input(waiting, oid))
+
+    def _unqueue(self, waiting: _Waiting) -> bool:
+        """Take it out of those that wait, if it is among them."""
+        queue = self._waiting.get(waiting.lease)
+        if queue is None or queue.pop((waiting.task_id, waiting.attempt), None) is None:
+            return False
+        if not queue:
+            del self._waiting[waiting.lease]
+        return True
+
+    def _leave(self, lease: LeaseKey) -> None:
+        """A task that was counted is none of ours any more."""
+        left = self._taken[lease] - 1
+        if left:
+            self._taken[lease] = left
+        else:
+            del self._taken[lease]
 
     def _fits_ahead(self, waiting: _Waiting) -> bool:
         objects = self._objects
@@ -123,19 +156,20 @@ class TaskInputs:
         waiting.is_over = True
         del self._resolving[(waiting.task_id, waiting.attempt)]
         payload = _filled(waiting.payload, waiting.found) if waiting.found else waiting.payload
-        before = self._running.pop(waiting.task_id, ())  # An attempt that was given up and has not ended.
+        self._let_go(waiting.task_id)  # Of an attempt that was given up and has not ended.
         self._running[waiting.task_id] = waiting.held
-        for oid in before:
-            self._objects.release(oid)
-        self._pool.run(waiting.spec, [(waiting.task_id, waiting.attempt, payload)], is_holding=True)
+        self._leases[waiting.task_id] = waiting.lease
+        tasks = [(waiting.task_id, waiting.attempt, payload)]
+        self._pool.run(waiting.spec, tasks, is_holding=True, cards=waiting.lease[0], ordinal=waiting.lease[1])
 
     def _put_back(self, waiting: _Waiting) -> None:
         """There is no room for its inputs while others have theirs: it is the next to try when one of them has ended."""
         self._drop(waiting)
-        fresh = _Waiting(waiting.spec, waiting.task_id, waiting.attempt, waiting.payload, waiting.oids)
+        fresh = _Waiting(waiting.spec, waiting.task_id, waiting.attempt, waiting.payload, waiting.oids, waiting.lease)
         key = (waiting.task_id, waiting.attempt)
-        self._waiting[key] = fresh
-        self._waiting.move_to_end(key, last=False)
+        queue = self._queue_of(waiting.lease)
+        queue[key] = fresh
+        queue.move_to_end(key, last=False)
 
     def _fail(self, waiting: _Waiting, error: str) -> None:
         from gpumesh.serialization.exceptions import dump_exception
@@ -148,8 +182,9 @@ class TaskInputs:
     def _drop(self, waiting: _Waiting) -> None:
         key = (waiting.task_id, waiting.attempt)
         waiting.is_over = True
-        if self._waiting.pop(key, None) is None:
+        if not self._unqueue(waiting):
             del self._resolving[key]
+            self._leave(waiting.lease)
         for oid in waiting.held:
             self._objects.release(oid)
 
@@ -162,7 +197,7 @@ class TaskInputs:
         given_back: List[Result] = []
         for task_id, attempt in tasks:
             key = (task_id, attempt)
-            waiting = self._waiting.get(key) or self._resolving.get(key)
+            waiting = self._resolving.get(key) or next((queue[key] for queue in self._waiting.values() if key in queue), None)
             if waiting is None:
                 left.append(key)
             else:
@@ -185,7 +220,7 @@ class TaskInputs:
 
     def give_back(self) -> None:
         """Report everything that has not reached the pool as NOT_RUN."""
-        waiting = [*self._resolving.values(), *self._waiting.values()]
+        waiting = [*self._resolving.values(), *self._all_waiting()]
         for each in waiting:
             self._drop(each)
         if waiting:
@@ -193,17 +228,29 @@ class TaskInputs:
 
     def abandon(self) -> None:
         """The coordinator is lost: forget them."""
-        for waiting in (*self._waiting.values(), *self._resolving.values()):
+        for waiting in self._all_waiting():
             waiting.is_over = True
+        for waiting in self._resolving.values():
+            waiting.is_over = True
+            self._leave(waiting.lease)
         self._waiting.clear()
         self._resolving.clear()
 
+    def _all_waiting(self) -> List[_Waiting]:
+        return [waiting for queue in self._waiting.values() for waiting in queue.values()]
+
     def ended(self, task_id: int) -> None:
         """A task has left the pool."""
-        for oid in self._running.pop(task_id, ()):
-            self._objects.release(oid)
+        self._let_go(task_id)
         if self._waiting:
             self._objects.loop.call_soon(self._admit)  # Not now: the pool is in the middle of acting.
+
+    def _let_go(self, task_id: int) -> None:
+        lease = self._leases.pop(task_id, None)
+        if lease is not None:
+            self._leave(lease)
+        for oid in self._running.pop(task_id, ()):
+            self._objects.release(oid)
 
 
 def sizes_of(payload: Any) -> Dict[int, int]:
