@@ -73,22 +73,19 @@ def of_mesh(url: str, token: str) -> List[Dict[str, Any]]:
 
 
 def _rows(worker: Mapping[str, Any]) -> List[Dict[str, Any]]:
-    readings = worker.get("readings") or {}
     rows = []
     for device in worker["devices"]:
-        key = device["uuid"] or f"{device['kind']}:{device['index']}"
-        reading = readings.get(key) if isinstance(readings, dict) else None
         rates = dict(device["rates"])
         rows.append(
             {
                 "hostname": worker["hostname"],
                 "worker": worker.get("id", ""),
-                **device,
-                "key": key,
+                "free": max(0, device["memory"] - device["others"]),
+                **device,  # Of a worker in a mesh with what is booked and measured now: `scheduler.snapshot.device_view`.
+                "key": device["uuid"] or f"{device['kind']}:{device['index']}",
                 "rates": rates,
                 "is_measured": bool(rates),
                 "problem": device["problem"] or worker.get("problem", ""),
-                "reading": dict(reading) if reading else None,
             }
         )
     return rows
@@ -103,31 +100,39 @@ def _print_table(rows: List[Dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from gpumesh.model.resources import show_bytes
-
     console = Console()
-    hosts = {(row["hostname"], row["worker"]) for row in rows}
-    is_mesh = any(row["worker"] for row in rows)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in (*(["host"] if is_mesh else []), "device", "nvidia-smi", "name", "memory", "free", "score", "state"):
-        right = column in ("nvidia-smi", "memory", "free", "score")
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
-    for row in rows:
-        is_gpu = row["kind"] != "cpu"
-        table.add_row(
-            *([str(row["hostname"])] if is_mesh else []),
-            name_of(row) if not row["problem"] or not is_gpu else str(row["kind"]),  # No number: no program sees it.
-            str(row["system_index"]) if row["system_index"] >= 0 else "",
-            str(row["name"]),
-            show_bytes(row["memory"]) if row["memory"] else "?",
-            show_bytes(max(0, row["memory"] - row["others"])) if is_gpu and row["memory"] else "",
-            f"{'' if row['is_measured'] else '~'}{row['score']:.3g}",
-            str(row["problem"] or "ready"),
-        )
     if not rows:
         console.print("The mesh has no workers; join one with `gpumesh join`", highlight=False)
         return
+    hosts = {(row["hostname"], row["worker"]) for row in rows}
+    is_mesh = any(row["worker"] for row in rows)
+    is_live = any(row.get(name) is not None for row in rows for name in ("utilisation", "temperature", "power"))
+    columns = ["device", "nvidia-smi", "name", "memory", "free", "score", *(["now"] if is_live else []), "state"]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in [*(["host"] if is_mesh else []), *columns]:
+        right = column in ("nvidia-smi", "memory", "free", "score", "now")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        cells = _cells(row)
+        table.add_row(*([str(row["hostname"])] if is_mesh else []), *(cells[column] for column in columns))
     console.print(table)
     gpus = sum(row["kind"] != "cpu" and not row["problem"] for row in rows)
-    machines = f" on {len(hosts)} machines" if is_mesh and len(hosts) > 1 else ""
+    machines = f" on {len(hosts)} machines" if len(hosts) > 1 else ""
     console.print(f"{gpus} usable GPU{'' if gpus == 1 else 's'}{machines}", highlight=False)
+
+
+def _cells(row: Mapping[str, Any]) -> Dict[str, str]:
+    from gpumesh.model.resources import show_bytes
+
+    is_gpu = row["kind"] != "cpu"
+    figures = (("utilisation", "%"), ("temperature", "C"), ("power", "W"))
+    return {
+        "device": str(row["kind"]) if is_gpu and row["problem"] else name_of(row),  # Unused: no program has a number for it.
+        "nvidia-smi": str(row["system_index"]) if row["system_index"] >= 0 else "",
+        "name": str(row["name"]),
+        "memory": show_bytes(row["memory"]) if row["memory"] else "?",
+        "free": show_bytes(row["free"]) if is_gpu and row["memory"] else "",
+        "score": f"{'' if row['is_measured'] else '~'}{row['score']:.3g}",
+        "now": " ".join(f"{row[name]:.0f} {unit}" for name, unit in figures if row.get(name) is not None),
+        "state": str(row["problem"] or "ready"),
+    }
