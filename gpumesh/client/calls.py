@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 REFUSED = int(Status.REFUSED)
 CANCELLED = int(Status.CANCELLED)
 INPUT_MISSING = int(Status.INPUT_MISSING)
+INPUT_FAILED = int(Status.INPUT_FAILED)
 
 
 class Calls:

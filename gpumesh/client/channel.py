@@ -25,7 +25,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
-from gpumesh.client.calls import INPUT_MISSING, Calls
+from gpumesh.client.calls import INPUT_FAILED, INPUT_MISSING, Calls
 from gpumesh.client.lanes import BATCH_BYTES, BATCH_TASKS, Batch, Lane, Sink, SpecHandle, in_messages
 from gpumesh.client.link import MeshLink, Poller, dial, local_facts
 from gpumesh.client.outage import Outage
@@ -593,7 +593,7 @@ class Channel:
                         payload = self.objects.received(payload)  # Also where nobody wants it: it was granted to us.
                     if entry is None:
                         continue
-                    if status >= INPUT_MISSING:
+                    if INPUT_MISSING <= status <= INPUT_FAILED:
                         call = entry[1] if type(entry) is tuple else entry.payloads[task_id - entry.first]
                         self._calls.on_trouble(task_id, call, status, payload)
                         continue

@@ -50,6 +50,12 @@ def exception_for(status: int, payload: Any, *, name: str, task_id: int, worker:
     reason = str(details.get("reason") or "")
     if status in (Status.CRASHED, Status.LOST):
         return _crash(status, details, task=task, where=where, reason=reason)
+    if status == Status.HANDED_BACK:
+        error = WorkerCrashedError(
+            f"{task} had started{_on(where)} and was ended, because the machine's owner wants it back; with retries=0 it does not start again"
+        )
+        error.attempts = [{"worker": where, "reason": reason}]
+        return error
     if status == Status.TIMED_OUT:
         limit = details.get("seconds")
         ran = (

@@ -37,6 +37,7 @@ def outcome(status: Status, payload: Any) -> BaseException:
         (Status.CRASHED, {"exit": 1, "stderr": "a\nb\n"}, WorkerCrashedError, ["last lines on stderr:\n  a\n  b"]),
         (Status.CRASHED, {}, WorkerCrashedError, ["the process ended"]),
         (Status.LOST, {"reason": "no sign of life"}, WorkerCrashedError, ["lost its worker pc1 (no sign of life)"]),
+        (Status.HANDED_BACK, {}, WorkerCrashedError, ["on pc1", "owner wants it back", "retries=0"]),
         (Status.TIMED_OUT, {"seconds": 3.0}, TaskTimeoutError, ["longer than its limit of 3 s on pc1", "options(timeout=...)"]),
         (Status.CANCELLED, {"reason": ""}, TaskCancelledError, ["t-00000001-5 (train) was cancelled"]),
         (Status.INFEASIBLE, {"reason": "needs 3 GPUs"}, NoSuitableWorkerError, ["needs 3 GPUs"]),
