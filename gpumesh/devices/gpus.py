@@ -20,7 +20,7 @@ _PCI_DISPLAY = "0x03"  # Base class "display controller" (PCI code and ID assign
 # Processors with graphics on the chip, whose memory is the host's: LLVM's AMDGPU usage page, table of processors, type "APU".
 APU_ARCHITECTURES = frozenset(
     {
-        "gfx801", "gfx902", "gfx909", "gfx90c", "gfx1013", "gfx1033", "gfx1035", "gfx1036", "gfx1103",
+        "gfx801", "gfx810", "gfx902", "gfx909", "gfx90c", "gfx1013", "gfx1033", "gfx1035", "gfx1036", "gfx1103",
         "gfx1150", "gfx1151", "gfx1152", "gfx1153",
     }
 )  # fmt: skip
