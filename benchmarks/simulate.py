@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
 import sys
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -62,6 +63,7 @@ def main(arguments: Sequence[str]) -> int:
             rows.append(row)
             print(f"{distribution}, {scores}: {row['median']:.3f} / {row['worst']:.3f}", file=sys.stderr, flush=True)
     print(show(rows))
+    print(f"\npeak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000:.0f} MB")
     _write(options.json, {"speeds": list(speeds), "options": vars(options), "rows": rows})
     return 0
 
@@ -80,23 +82,23 @@ def _table(options: argparse.Namespace) -> int:
 
 def _decisions(options: argparse.Namespace) -> int:
     """Print decisions per second and memory."""
-    from benchmarks.simulate_decisions import SLOTS, measure_decisions, measure_memory
+    from benchmarks.simulate_decisions import DECISION_BARS, MEMORY_BAR, SLOTS, measure_decisions, measure_memory
 
     print(
         f"100,000 pending tasks, workers of {SLOTS} slots; tasks assigned and finished per second of the scheduler's processor time\n"
     )
-    lines = [["workers", "may run twice", "results per report", "decisions/s"]]
+    lines = [["workers", "may run twice", "results per report", "decisions/s", "asked"]]
     found = []
-    for workers in (10, 1000, 10_000):
+    for workers, bar in DECISION_BARS.items():
         for idempotent in (False, True):
             for batch in (1, 4):
                 figure = measure_decisions(workers, idempotent=idempotent, batch=batch)
                 found.append({**figure._asdict(), "per_second": figure.per_second})
                 results = "1" if batch == 1 else f"1 to {batch}"
-                lines.append([f"{workers:,}", "yes" if idempotent else "no", results, f"{figure.per_second:,.0f}"])
+                lines.append([f"{workers:,}", "yes" if idempotent else "no", results, f"{figure.per_second:,.0f}", f"{bar:,}"])
     size = measure_memory()
     print("\n".join(aligned(lines)))
-    print(f"\n{size:.0f} bytes for each pending task (tracemalloc, 100,000 tasks, their ids included)")
+    print(f"\n{size:.0f} bytes for each pending task (tracemalloc, 100,000 tasks, their ids included); asked are {MEMORY_BAR}")
     _write(options.json, {"decisions": found, "bytes_per_task": size})
     return 0
 

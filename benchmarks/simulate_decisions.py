@@ -21,6 +21,9 @@ from gpumesh.scheduler import actions as act
 from gpumesh.scheduler import events as ev
 from gpumesh.scheduler.cluster import Cluster
 
+DECISION_BARS = {10: 60_000, 1000: 45_000, 10_000: 35_000}  # Asked of each number of workers.
+MEMORY_BAR = 700  # Bytes.
+
 CLIENT = ClientNumber(1)
 SUBMIT = 1000  # Tasks in one submission.
 SLOTS = 4  # Of each worker.
