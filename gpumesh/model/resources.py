@@ -119,17 +119,28 @@ def facts_from_wire(fields: Any) -> WorkerFacts:
         raise ValueError(f"these are not worker facts: {error}") from None
     _check_fields(facts, text=("hostname", "python", "platform", "gpumesh", "problem"), counts=("cores", "memory", "pid"))
     for device in devices:
-        _check_fields(
-            device,
-            text=("kind", "name", "uuid", "problem", "capability"),
-            counts=("index", "memory", "others"),
-            numbers=("score",),
-        )
+        _check_device(device)
+    if len({device.key for device in devices}) < len(devices):
+        raise ValueError(f"two devices of a worker have the same name: {', '.join(device.key for device in devices)}")
     if not 0 < facts.score < 1e9:  # Also refuses NaN.
         raise ValueError(f"a worker's score must be a positive finite number, not {facts.score!r}; set one with --score")
     if not (isinstance(facts.slots, int) and 1 <= facts.slots <= 4096):
         raise ValueError(f"a worker has 1 to 4096 slots, not {facts.slots!r}")
     return facts
+
+
+def _check_device(device: DeviceFacts) -> None:
+    """Its score divides times and weighs cards: it has to be a weight even where the device is not used."""
+    _check_fields(
+        device,
+        text=("kind", "name", "uuid", "problem", "capability"),
+        counts=("index", "memory", "others"),
+        numbers=("score",),
+    )
+    if not 0 < device.score < 1e9:
+        raise ValueError(f"the score of {device.name!r} must be a positive finite number, not {device.score!r}")
+    if not isinstance(device.system_index, int):
+        raise ValueError(f"system_index must be a whole number, not {device.system_index!r}")
 
 
 def _device_from_wire(fields: Any) -> DeviceFacts:
@@ -289,7 +300,7 @@ def _lacks_gpus(facts: WorkerFacts, need: Requirement) -> List[str]:
     if need.model:
         named = [card for card in cards if need.model in card.name.lower()]
         if not named:
-            return [f"has {', '.join(card.name for card in cards)}, not {need.model!r}"]
+            return [f"has {_named(cards)}, not {need.model!r}"]
         cards = named
     broken = [card for card in cards if card.problem]
     cards = [card for card in cards if not card.problem]
@@ -303,6 +314,14 @@ def _lacks_gpus(facts: WorkerFacts, need: Requirement) -> List[str]:
     if need.gpus > len(cards):
         return [f"has {len(cards)} such GPUs, not {need.gpus:g}"]
     return []
+
+
+def _named(cards: Sequence[DeviceFacts]) -> str:
+    """`2 x NVIDIA A100, NVIDIA T4`"""
+    counts: Dict[str, int] = {}
+    for card in cards:
+        counts[card.name] = counts.get(card.name, 0) + 1
+    return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
 
 
 def show_bytes(count: float) -> str:

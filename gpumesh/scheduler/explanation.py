@@ -12,7 +12,7 @@ NAMED_WORKERS = 8  # In a text for people; the rest is counted.
 ALIKE = 0.6  # Of names: difflib's own cutoff for "a good match".
 
 # How far a worker is from running a task: what nobody can add to a machine weighs more than what a person can change.
-_NO_GPU = 4.0
+_NO_GPU = 10.0  # More than all that can be wrong with one that is there.
 _OTHER_KIND = 3.0
 _OTHER_MODEL = 2.0
 _SHORT = 1.0  # And up to as much again, the less it has of what is wanted.
@@ -49,7 +49,8 @@ def explain(name: str, need: Requirement, workers: Sequence[Worker], *, client: 
     if not workers:
         return f"{wanted}, but no worker is connected; join a machine with `gpumesh join`"
     ranked = sorted(workers, key=lambda worker: distance(worker, need))  # Stable: equals stay in the order of joining.
-    offers = [_offer(worker, need) for worker in ranked[:NAMED_WORKERS]]
+    hosts = [worker.facts.hostname for worker in workers]
+    offers = [_offer(worker, need, is_alone=hosts.count(worker.facts.hostname) == 1) for worker in ranked[:NAMED_WORKERS]]
     if len(workers) > NAMED_WORKERS:
         offers.append(f"and {len(workers) - NAMED_WORKERS} more")
     count = "the only connected worker" if len(workers) == 1 else f"none of {len(workers)} connected workers"
@@ -93,8 +94,9 @@ def likeness(model: str, name: str) -> float:
     return best
 
 
-def _offer(worker: Worker, need: Requirement) -> str:
-    where = worker.facts.hostname or worker.id
+def _offer(worker: Worker, need: Requirement, *, is_alone: bool) -> str:
+    host = worker.facts.hostname
+    where = host if host and is_alone else f"{host} ({worker.id})" if host else worker.id
     if worker.is_draining:
         return f"{where} is leaving"
     missing = lacks(worker.facts, need)
