@@ -229,6 +229,11 @@ class Nvml:
             bandwidth=2.0 * memory_clock * 1e6 * width / 8,
         )
 
+    def processes(self, uuid: str, total: int) -> Dict[int, int]:
+        """Bytes by process id of the card with this UUID and so many bytes; empty unless all of it makes sense."""
+        handle = self._handle(DeviceFacts("cuda", 0, "", total, 1.0, uuid=uuid))
+        return {} if handle.code else self._processes(handle.value, total)
+
     def _handle(self, device: DeviceFacts) -> Answer:
         """By UUID; by number only where there is none, for numbers do not survive a restart. A slice's goes stale when it is rebuilt."""
         if not device.uuid:
@@ -323,6 +328,21 @@ def read_cards(
         return ()
     with nvml:
         return nvml.read(devices, own, leased)
+
+
+def processes_on(uuid: str, total: int, binding: Optional[Any] = None) -> Dict[int, int]:
+    """Bytes by process id of one card; empty where the library does not say, or what it says makes no sense.
+
+    Args:
+        uuid: Of the card or slice.
+        total: Its bytes.
+        binding: In place of the module `pynvml`.
+    """
+    nvml = Nvml(binding)
+    if nvml.open().code:
+        return {}
+    with nvml:
+        return nvml.processes(uuid, total)
 
 
 def _number(value: Any) -> int:

@@ -133,7 +133,7 @@ def _cuda_facts(torch: Any) -> str:
         f"cuda:{index} ({cuda.get_device_name(index)}) has {show_bytes(total)}, of which {show_bytes(free)} are free; "
         f"this process has {show_bytes(own)} in tensors and {show_bytes(kept - own)} kept for more"
     )
-    others = _others(_uuid_of(cuda.get_device_properties(index)))
+    others = _others(_uuid_of(cuda.get_device_properties(index)), total)
     if others:
         return f"{facts}; others on it: {', '.join(others)}"
     rest = total - free - kept
@@ -146,37 +146,26 @@ def _uuid_of(properties: Any) -> str:
     return uuid if not uuid or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
-def _others(uuid: str) -> List[str]:
+def _others(uuid: str, total: int) -> List[str]:
     """`python (pid 4242) 3.2 GB` for each other process on a card, the largest first; nothing where NVML does not say."""
     if not uuid:
         return []
-    try:
-        import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError:
-        return []
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        found = [(int(each.usedGpuMemory or 0), int(each.pid)) for each in running]
-    except Exception:  # noqa: BLE001 - an old driver breaks the binding in many ways (NVML.md); the card is full all the same
-        return []
-    shown = []
-    for used, pid in sorted(found, reverse=True)[:SHOWN_PROCESSES]:
-        name = _process_name(pid)
-        if pid != os.getpid() and name:
-            shown.append(f"{name} (pid {pid}) {show_bytes(used) if used else 'an unknown amount'}")
-    return shown
+    from gpumesh.devices.nvml import processes_on
+
+    found = processes_on(uuid, total)
+    found.pop(os.getpid(), None)
+    largest = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{_process_name(pid)} (pid {pid}) {show_bytes(used)}" for pid, used in largest[:SHOWN_PROCESSES]]
+    return [*shown, f"and {len(largest) - SHOWN_PROCESSES} more"] if len(largest) > SHOWN_PROCESSES else shown
 
 
 def _process_name(pid: int) -> str:
-    """What runs under that id; "" if nobody does: the binding may misread the list."""
     import psutil
 
     try:
         return str(psutil.Process(pid).name())
-    except (psutil.Error, ValueError, OverflowError):
-        return ""
+    except psutil.Error:
+        return "a process"  # It has ended meanwhile, or is somebody else's.
 
 
 def _cuda_in_use(torch: Any) -> bool:

@@ -82,3 +82,36 @@ def test_results_are_values_as_ever(mesh: GPUMesh) -> None:
 
     assert found["shape"] == (3,)
     assert torch.equal(found["home"], torch.ones(2))
+
+
+def fill(x: Any) -> None:
+    import torch
+
+    raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {x.numel()} bytes.")
+
+
+@pytest.mark.parametrize("retry_on", [(), (RuntimeError,)])
+def test_a_full_device_keeps_the_type_of_its_error_and_says_what_was_asked(mesh: GPUMesh, retry_on: Any) -> None:
+    function = accelerate(mesh, memory="1MB", retry_on=retry_on, retries=0)(fill)
+
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        function.remote(torch.ones(5)).result(60)
+
+    assert str(caught.value).startswith("CUDA out of memory. Tried to allocate 5 bytes.\ngpumesh: on ")
+    assert "fill asked for 1 MB of memory; ask for more with options(" in str(caught.value)
+
+
+def test_a_task_without_a_device_keeps_its_error_as_it_is(mesh_without_a_device: GPUMesh) -> None:
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        accelerate(mesh_without_a_device)(fill).remote(torch.ones(5)).result(60)
+
+    assert str(caught.value) == "CUDA out of memory. Tried to allocate 5 bytes."
+
+
+def test_without_a_device_a_result_that_keeps_its_own_arrives_on_the_cpu(mesh: GPUMesh) -> None:
+    def tensor() -> Any:
+        import torch
+
+        return torch.arange(3)
+
+    assert torch.equal(accelerate(mesh, place=False)(tensor).remote().result(60), torch.arange(3))

@@ -113,3 +113,47 @@ def test_a_model_and_its_gradients(torch: Any) -> None:
     leaf = torch.ones(3, requires_grad=True)
     assert values.loads(values.dumps(leaf)).requires_grad
     assert not values.loads(values.dumps(torch.ones(3))).requires_grad
+
+
+class _There:
+    """A tensor on a device, as `reduce_tensor` looks at one."""
+
+    requires_grad = False
+
+    def __init__(self, torch: Any, device: str) -> None:
+        self.device = torch.device(device)
+        self._here = torch.arange(3)
+
+    def detach(self) -> Any:
+        return self
+
+    def cpu(self) -> Any:
+        return self._here
+
+
+def test_a_tensor_that_keeps_its_device_is_there_again_where_there_is_one(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: Any = []
+    monkeypatch.setattr(tensors, "on_moved", told.append)
+    monkeypatch.setattr(tensors, "keeps_device", True)
+
+    make, facts = tensors.reduce_tensor(_There(torch, "cuda:1"))
+
+    assert facts[1:] == ("torch.int64", (3,), False, "cuda:1")
+    assert told == []
+    assert make(*facts[:4], "meta").device.type == "meta"
+
+
+def test_a_device_that_is_not_here_is_said_once_and_the_tensor_is_on_the_cpu(
+    torch: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    monkeypatch.setattr(tensors, "_missed", set())
+    monkeypatch.setattr(tensors, "keeps_device", True)
+    make, facts = tensors.reduce_tensor(_There(torch, "cuda:1"))
+
+    found = [make(*facts) for _ in range(3)]
+
+    assert all(torch.equal(each, torch.arange(3)) for each in found)
+    (text,) = caplog.messages
+    assert text.startswith("tensors that were on cuda:1 are on the CPU here, because of place=False and this: ")
