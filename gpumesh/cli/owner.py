@@ -8,7 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from gpumesh.model.resources import DeviceFacts
-    from gpumesh.scheduler.ownership import Amount, Rules
+    from gpumesh.scheduler.ownership import Amount, Pause, Rules
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ def _resume_one(rules: Rules, target: str) -> Rules:
 
     cards = _cards(target)
     card = next((card for card in cards if names_card(target, card)), None)
-    kept = []
+    kept: List[Tuple[str, Pause]] = []
     for known, one in rules.pauses:
         if known == GPUS:
             if card is None:

@@ -183,11 +183,6 @@ class Obedience:
         self._cards: Dict[str, bool] = {}  # The same of cards.
         self._slots = pool.slots
 
-    @property
-    def is_withheld(self) -> bool:
-        """Whether nothing is lent."""
-        return self._whole is not None
-
     def change_offer(self, offer: Offer) -> None:
         """The owner lends more or less than before."""
         whole = offer.ends_running if offer.problem else None
@@ -195,7 +190,6 @@ class Obedience:
         slots = self._pool.slots if offer.slots is None else max(1, offer.slots.of(self._pool.slots))
         if whole is None and self._whole is not None:
             self._pool.accept()
-            self._withhold_inputs(False)
         lent = frozenset(self._cards) - frozenset(cards)
         if lent:
             self._pool.accept(lent)
@@ -206,22 +200,19 @@ class Obedience:
         if slots < self._slots:
             self._pool.allow(slots)
         if whole is not None and whole != self._whole:
-            self._withhold_inputs(True)
             self._pool.hand_back(running=whole)
         for ends_running in (False, True):
             taken = frozenset(key for key, ends in cards.items() if ends is ends_running and self._cards.get(key) is not ends)
             if taken:
                 self._pool.hand_back(running=ends_running, cards=taken)
         self._whole, self._cards, self._slots = whole, cards, slots
-
-    def _withhold_inputs(self, is_withheld: bool) -> None:
         inputs = self._inputs()
-        if inputs is None:
-            return
-        if is_withheld:
-            inputs.hand_back()
-        else:
-            inputs.is_withheld = False
+        if inputs is not None:
+            self.apply_to(inputs)
+
+    def apply_to(self, inputs: TaskInputs) -> None:
+        """Tasks that wait for their inputs are held to the same."""
+        inputs.withhold(everything=self._whole is not None, cards=frozenset(self._cards))
 
     def _log(self, offer: Offer) -> None:
         before = self._standing.offer

@@ -299,7 +299,7 @@ class WorkerAgent(PoolOwner):
             self._objects = WorkerObjects(self._loop, self._pool, report=self.on_results, on_idle=self._leave_if_done)
             if self._link is not None and self._link.connection.established:
                 self._objects.connected(self._link)
-            self._objects.inputs.is_withheld = self._obedience.is_withheld
+            self._obedience.apply_to(self._objects.inputs)
             if self._is_draining:
                 self._objects.inputs.drain()
         return self._objects

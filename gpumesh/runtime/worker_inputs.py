@@ -7,7 +7,7 @@ RunTasks ──> waiting ──admitted──> resolving ──all inputs here�
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
 from gpumesh.config import MIB
 from gpumesh.model.outcomes import Status
@@ -54,7 +54,8 @@ class TaskInputs:
 
     def __init__(self, objects: WorkerObjects, report: Callable[[List[Result]], None]) -> None:
         self.is_draining = False
-        self.is_withheld = False  # By the machine's owner.
+        self._is_withheld = False  # All of it, by the machine's owner; ...
+        self._withheld_cards: FrozenSet[str] = frozenset()  # ... or these cards.
         self._objects = objects
         self._pool = objects.pool
         self._report = report
@@ -77,7 +78,7 @@ class TaskInputs:
             oids = {} if type(payload) is bytes else sizes_of(payload)
             if not oids:
                 plain.append((task_id, attempt, payload))
-            elif self.is_draining or self.is_withheld:
+            elif self.is_draining or self._keeps_from(lease):
                 self._report([(task_id, attempt, _NOT_RUN, {}, 0.0)])
             else:
                 self._queue_of(lease)[(task_id, attempt)] = _Waiting(spec, task_id, attempt, payload, oids, lease)
@@ -211,16 +212,20 @@ class TaskInputs:
     def drain(self) -> None:
         """Give back what has not reached the pool, now and from now on."""
         self.is_draining = True
-        self.give_back()
+        self._give_back([*self._resolving.values(), *self._all_waiting()])
 
-    def hand_back(self) -> None:
-        """The same, but only until `is_withheld` is taken back."""
-        self.is_withheld = True
-        self.give_back()
+    def withhold(self, *, everything: bool, cards: FrozenSet[str]) -> None:
+        """The machine's owner keeps all of it, or these cards, until this is called again: what has not reached the pool goes back."""
+        self._is_withheld = everything
+        self._withheld_cards = cards
+        if everything or cards:
+            waiting = [*self._resolving.values(), *self._all_waiting()]
+            self._give_back([each for each in waiting if self._keeps_from(each.lease)])
 
-    def give_back(self) -> None:
-        """Report everything that has not reached the pool as NOT_RUN."""
-        waiting = [*self._resolving.values(), *self._all_waiting()]
+    def _keeps_from(self, lease: LeaseKey) -> bool:
+        return self._is_withheld or not self._withheld_cards.isdisjoint(lease[0])
+
+    def _give_back(self, waiting: List[_Waiting]) -> None:
         for each in waiting:
             self._drop(each)
         if waiting:
