@@ -6,7 +6,7 @@ speaks; where there is no such library, or cards are divided (a process then see
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Set, Tuple
 
 from gpumesh.devices import nvml, visible
 from gpumesh.devices.cards import prior_score
@@ -104,7 +104,15 @@ def _is_same(card: nvml.Card, one: CudaCard) -> bool:
 
 
 def _numbered(found: List[DeviceFacts]) -> List[DeviceFacts]:
-    return [facts._replace(index=index) for index, facts in enumerate(found)]
+    """With their numbers; a UUID names one card only, for cards are handed out by it."""
+    numbered: List[DeviceFacts] = []
+    names: Set[str] = set()
+    for index, facts in enumerate(found):
+        if facts.uuid and facts.uuid in names:
+            facts = facts._replace(problem=facts.problem or f"has the same UUID as another card ({facts.uuid})", uuid="")
+        names.add(facts.uuid)
+        numbered.append(facts._replace(index=index))
+    return numbered
 
 
 def _named_slice(card: nvml.Card, part: int) -> nvml.Card:

@@ -195,5 +195,14 @@ def test_a_name_that_is_garbage_to_nvml_is_cudas() -> None:
     assert found.name == "NVIDIA GeForce RTX 3090"
 
 
+def test_of_two_cards_with_one_uuid_the_second_is_not_used() -> None:
+    cards = tuple(nvml.Card(place, "X", uuid(0), memory=nvml.Memory(MIB, MIB, 0)) for place in range(2))
+
+    one, two = offered.join(nvml.Survey(cards), {}, HOST)
+
+    assert (one.key, one.problem) == (uuid(0), "")
+    assert (two.key, two.problem) == ("cuda:1", f"has the same UUID as another card ({uuid(0)})")
+
+
 def test_a_machine_without_cards_offers_none() -> None:
     assert offered.join(nvml.Survey(), {}, HOST, CudaList()) == ()
