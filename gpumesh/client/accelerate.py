@@ -174,6 +174,11 @@ class AcceleratedFunction(Generic[P, R]):
     ) -> ResultStream:
         """Run it once for each item, on the whole mesh; returns at once.
 
+        A slow machine gets no item that it would end too late, as far as their length is known. What cannot be known can be told:
+        `options(cost=...)` for items that take far longer than others, `idempotent=True` if an item that was started on a slow
+        machine may be started a second time on another. Without either, a long item that is started last, on the slowest machine,
+        is waited for.
+
         Args:
             items: A dict is keyword arguments, a tuple positional arguments, anything else the one argument. May be endless.
             more: As for the built-in `map`: one positional argument from each.

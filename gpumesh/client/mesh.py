@@ -328,7 +328,7 @@ class GPUMesh:
     def devices(self) -> List[Dict[str, Any]]:
         """All devices of all workers: first those that tasks may use, the fastest first, then the others.
 
-        Each has `index` (in this list), `hostname`, `device` ("cuda:1", as user code on that worker numbers it; "cpu"),
+        Each has `index` (in this list), `hostname`, `device` ("cuda:1", as user code on that worker numbers it; "cuda", "cpu"),
         `system_index` (as nvidia-smi numbers it there; None where there is no such number), `device_name`, `score` (100 is an RTX
         4090), `status` ("idle", "busy", "leaving", "lost", "unused"), `reason` (why it is unused), `worker` (id), `uuid`,
         `capability`, and in bytes `memory`, `others` (held by other programs or the driver), `reserved` (booked for tasks) and `free`.

@@ -25,7 +25,7 @@ def _row(worker: Dict[str, Any], device: Dict[str, Any]) -> Dict[str, Any]:
     system_index = device.get("system_index", -1)
     row = {
         "hostname": worker["hostname"],
-        "device": label(device),
+        "device": str(device["kind"]) if device.get("problem") else label(device),  # Unused: no program has a number for it.
         "system_index": None if system_index < 0 else system_index,
         "device_name": device["name"],
         "score": device["score"],

@@ -80,5 +80,5 @@ def test_usable_devices_come_first_the_fastest_before_the_others() -> None:
     assert [(row["index"], row["device"], row["reason"]) for row in rows] == [
         (0, "mps", ""),
         (1, "cpu", ""),
-        (2, "cuda:1", "fell off the bus"),
+        (2, "cuda", "fell off the bus"),
     ]
