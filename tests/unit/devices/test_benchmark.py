@@ -22,6 +22,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of our own."""
     file = tmp_path / "cache" / "cpu.json"
     monkeypatch.setattr(benchmark, "cache_file", lambda: str(file))
+    monkeypatch.setattr("gpumesh.devices.detect.usable_cores", lambda: 2)  # Those that FIGURES are of.
     return file
 
 
@@ -161,3 +162,28 @@ def test_the_cache_lies_where_platformdirs_says(home: str, monkeypatch: pytest.M
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", home)
         assert os.path.dirname(benchmark.cache_file()) == platformdirs.user_cache_dir("gpumesh", appauthor=False)
+
+
+def test_all_figures_are_told_by_their_names(runs: List[int]) -> None:
+    measured = benchmark.measure_cpu(save=False)
+
+    assert dict(measured.rates) == {"float32": 1.2e11, "bandwidth": 1.8e10, "python": 2e7}
+    assert benchmark.cached_cpu() is None
+
+
+def test_a_cpu_far_from_what_its_cores_promise_is_measured_twice_and_the_better_one_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = {**FIGURES, "rate_flops": 1e9}
+    answers = [slow, FIGURES]
+    monkeypatch.setattr(benchmark, "measure_in_subprocess", lambda: answers.pop(0))
+
+    assert benchmark.measure_cpu().score == device_score(1.2e11, 1.8e10)
+    assert answers == []
+
+
+def test_a_cpu_that_really_is_slow_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [{**FIGURES, "rate_flops": 1e9}, {**FIGURES, "rate_flops": 0.9e9}]
+    monkeypatch.setattr(benchmark, "measure_in_subprocess", lambda: answers.pop(0))
+
+    assert benchmark.measure_cpu().score == device_score(1e9, 1.8e10)

@@ -13,7 +13,7 @@ import pytest
 from gpumesh.devices import benchmark, detect
 from gpumesh.devices.detect import CgroupLimits, cgroup_limits, local_facts
 from gpumesh.devices.scoring import cpu_prior
-from gpumesh.model.resources import facts_from_wire
+from gpumesh.model.resources import DeviceFacts, facts_from_wire
 from gpumesh.version import __version__
 
 
@@ -165,3 +165,41 @@ def test_detection_loads_nothing_heavy() -> None:
     )
     printed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, timeout=30).stdout
     assert printed.decode().strip() == "[]"
+
+
+@pytest.mark.parametrize(("wish", "found"), [("1", True), ("0", False)])
+def test_a_person_decides_whether_gpus_are_looked_for(wish: str, found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(detect.PROBE_SWITCH, wish)
+
+    assert detect.gpus_may_exist() is found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the signs are files on Linux")
+def test_gpus_are_looked_for_where_there_is_a_sign_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(detect.PROBE_SWITCH, raising=False)
+    monkeypatch.setattr(detect, "_GPU_SIGNS", (str(tmp_path / "nvidiactl"), str(tmp_path / "kfd")))
+    assert not detect.gpus_may_exist()
+
+    (tmp_path / "kfd").write_text("")
+    assert detect.gpus_may_exist()
+
+
+def test_gpus_found_at_an_earlier_start_are_told_after_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = DeviceFacts("cuda", 0, "NVIDIA A10", 24 << 30, 47.5, uuid="GPU-1")
+    monkeypatch.setattr(detect, "gpus_may_exist", lambda: True)
+    monkeypatch.setattr("gpumesh.devices.probing.head_start", lambda: (card,))
+
+    facts = local_facts(score=2.0)
+
+    assert [device.kind for device in facts.devices] == ["cpu", "cuda"]
+    assert facts.devices[1] == card
+    assert facts.score == 2.0
+
+
+def test_the_cpu_s_figures_travel_with_it_whatever_its_score_is_said_to_be() -> None:
+    benchmark.remembered.remember(
+        benchmark.cache_file(), benchmark._key(), {"score": 1.5, "rate_flops": 1e11, "loop_rate": 2e7}
+    )
+
+    assert local_facts().devices[0].rates == (("float32", 1e11), ("python", 2e7))
+    assert (local_facts(score=3.0).score, local_facts(score=3.0).devices[0].rates) == (3.0, local_facts().devices[0].rates)
