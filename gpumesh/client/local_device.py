@@ -15,8 +15,6 @@ from gpumesh.errors import NoSuitableWorkerError
 from gpumesh.model.resources import DeviceFacts, Requirement, WorkerFacts, lacks, make_requirement
 from gpumesh.serialization import moving, refs
 
-DEVICE_VARIABLE = "GPUMESH_DEVICE"  # In a task's process: the device it was given (runtime.runner).
-
 _known: List[WorkerFacts] = []  # Of this machine, once somebody has asked; cards do not come and go while a program runs.
 _lent: Dict[int, List[Any]] = {}  # Modules of callers that are on another device for now: [module, where it belongs, calls].
 _lock = threading.Lock()
@@ -39,10 +37,10 @@ def local_facts() -> WorkerFacts:
 
 def best_device() -> str:
     """The fastest usable device of this machine as torch calls it: "cuda:1", "mps", or "cpu" where there is no other."""
-    if refs.is_task_process():  # A task has what it was given.
-        torch = moving.torch_loaded()
-        fallback = "cuda:0" if torch is not None and torch.cuda.is_available() else "cpu"
-        return os.environ.get(DEVICE_VARIABLE) or fallback
+    if refs.is_task_process():
+        from gpumesh.runtime.runner_cards import DEVICE
+
+        return os.environ.get(DEVICE) or "cpu"  # A task has what it was given.
     return _fastest(local_facts().devices)
 
 

@@ -37,6 +37,7 @@ from gpumesh.model.tasks import TaskSpec, spec_from_wire
 from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
 from gpumesh.runtime import system
 from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, REVOKED, SENT, SINCE, STARTED, Page
+from gpumesh.runtime.runner_cards import DEVICE
 from gpumesh.runtime.runner_channel import RunnerChannel
 from gpumesh.runtime.runner_objects import RunnerObjects
 from gpumesh.serialization import exceptions, functions, refs, tensors, values
@@ -52,8 +53,6 @@ _OK, _RAISED, _RETRYABLE, _CANCELLED, _NOT_RUN = (
     int(status) for status in (Status.OK, Status.RAISED, Status.RETRYABLE, Status.CANCELLED, Status.NOT_RUN)
 )
 _OUT_OF_MEMORY = int(Status.OUT_OF_MEMORY)
-DEVICE_VARIABLE = "GPUMESH_DEVICE"
-"""Names the device of the tasks of a process as torch does ("cuda:0", "mps"); set by the agent for those that have a card."""
 
 
 class _Output(io.RawIOBase):
@@ -282,12 +281,12 @@ class Runner:
             tensors.keeps_device = False
 
     def _device_for(self, told: TaskSpec) -> Optional[TaskDevice]:
-        if told.place and not told.requirement.needs_gpu and DEVICE_VARIABLE not in os.environ:
+        if told.place and not told.requirement.needs_gpu and DEVICE not in os.environ:
             return None
         if self._device is None:
             from gpumesh.runtime.runner_devices import TaskDevice
 
-            self._device = TaskDevice(os.environ.get(DEVICE_VARIABLE, ""))
+            self._device = TaskDevice(os.environ.get(DEVICE, ""))
         return self._device
 
     def _on_signal(self, number: int, frame: Optional[FrameType]) -> None:

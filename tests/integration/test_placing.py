@@ -115,3 +115,15 @@ def test_without_a_device_a_result_that_keeps_its_own_arrives_on_the_cpu(mesh: G
         return torch.arange(3)
 
     assert torch.equal(accelerate(mesh, place=False)(tensor).remote().result(60), torch.arange(3))
+
+
+def test_a_direct_call_inside_a_task_is_on_the_tasks_device(mesh: GPUMesh, mesh_without_a_device: GPUMesh) -> None:
+    def outer() -> str:
+        import torch
+
+        from gpumesh import accelerate
+
+        return str(accelerate(lambda x: str(x.device))(torch.ones(2)))
+
+    assert accelerate(mesh)(outer).remote().result(60) == "meta"
+    assert accelerate(mesh_without_a_device)(outer).remote().result(60) == "cpu"
