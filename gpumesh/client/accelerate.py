@@ -13,6 +13,7 @@ from gpumesh.client.decorator import accelerate
 from gpumesh.client.futures import MeshFuture
 from gpumesh.client.options import DEFAULTS, Options, bound_to, make_options
 from gpumesh.config import INLINE_VALUE_BYTES
+from gpumesh.model.resources import show_requirement
 from gpumesh.serialization import refs
 from gpumesh.serialization.functions import Exporter, check_callable, display_name, unwrap
 from gpumesh.serialization.values import dumps_call
@@ -80,6 +81,8 @@ class _Recipe:
         if bound is not None and not self._device:
             self._device = local_device.device_named(bound, function=self.name)
         device = self._device or local_device.best_device()
+        if bound is not None or device != "cpu":
+            logger.info("%s runs here on %s", self.name, device)
         return local_device.call_here(
             self.function, args, kwargs, device=device, place=self.options.place, is_bound=bound is not None
         )
@@ -161,7 +164,8 @@ class AcceleratedFunction(Generic[P, R]):
                 payload = Call(payload)
         future.task_id = session.submit(handle, payload, future)
         if mesh._verbosity:
-            future.add_done_callback(_log_end)
+            need = handle.spec.requirement
+            future.add_done_callback(functools.partial(_log_end, show_requirement(need) if need.needs_gpu else "CPU"))
         return future
 
     def map(
@@ -345,5 +349,5 @@ def _default_mesh() -> GPUMesh:
     return mesh
 
 
-def _log_end(future: Any) -> None:
-    logger.info("%r", future)
+def _log_end(device: str, future: Any) -> None:
+    logger.info("%r (%s)", future, device)

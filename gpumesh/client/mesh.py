@@ -322,6 +322,8 @@ class GPUMesh:
         session = self._open_session()
         if self._embedded is not None:
             session.await_workers(self._embedded.workers, QUERY_SECONDS)  # They were started with the mesh; here they are.
+        else:
+            session.await_stand_in(QUERY_SECONDS)
         found = session.query("workers", timeout=QUERY_SECONDS)
         return [dict(worker, devices=list(worker["devices"])) for worker in found]
 

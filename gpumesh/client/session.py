@@ -227,6 +227,13 @@ class Session:
             channel = self._reach_remote() or self._choose()
         return channel.wait_for_workers(timeout, count=count)
 
+    def await_stand_in(self, timeout: float) -> None:
+        """Where this machine stands in for the mesh, wait until its worker is there. Raises as `submit`."""
+        with self._lock:
+            channel = self._reach_remote() or self._choose()
+        if channel is self._local:
+            channel.wait_for_workers(timeout, count=1)
+
     def close(self, error: Optional[BaseException] = None) -> None:
         """End the session; what is pending ends with `error`, or MeshClosedError. Idempotent."""
         with self._lock:
@@ -343,7 +350,7 @@ class Session:
             parse_address(url),
             token,
             name=self._name or _client_name(),
-            connect_timeout=self._connect_timeout,
+            connect_timeout=self._connect_timeout if own is None else max(self._connect_timeout, CONNECT_SECONDS),
             reconnect_timeout=reconnect_timeout,
             on_workers=self._workers_changed,
         )

@@ -257,12 +257,36 @@ def test_without_a_mesh_a_program_runs_all_the_same(mesh: str, environment: Any,
     assert ended.returncode == 0
 
 
+POOL = """
+from gpumesh import GPUMesh
+from gpumesh.client.local_device import best_device
+
+with {mesh} as mesh:
+    (worker,) = mesh.workers()
+    devices = mesh.devices()
+    usable = [each for each in devices if each["status"] == "idle"]
+    print(len(usable) == mesh.device_count() > 0, worker["device"] == devices[0]["device"], worker["alive"])
+    print(mesh.total_score() == sum(each["score"] for each in usable), worker["score"] == max(each["score"] for each in usable))
+    print(mesh.auto_device() == best_device(), mesh.waiting())
+"""
+
+
+@pytest.mark.parametrize(
+    ("mesh", "environment"), [("GPUMesh()", {}), ("GPUMesh('127.0.0.1:9', token='t', connect_timeout=0.5)", {}), ("GPUMesh()", {"GPUMESH_LOCAL": "1"})]
+)  # fmt: skip
+def test_without_a_mesh_the_pool_is_this_machine(mesh: str, environment: Any, tmp_path: Path) -> None:
+    ended = _run(POOL.format(mesh=mesh), tmp_path, **environment)
+
+    assert ended.stdout.split("\n") == ["True True True", "True True", "True []", ""], ended.stderr
+
+
 def test_verbose_says_which_worker_ran_what(tmp_path: Path) -> None:
     program = PROGRAM.format(mesh="GPUMesh.local(1)")
     ended = _run(program, tmp_path, GPUMESH_VERBOSE="1")
 
     assert ended.stdout == "15 [3, 6, KeyError(3)]\n", ended.stderr
     assert "triple finished in" in ended.stderr
+    assert "> (CPU)" in ended.stderr
     assert "triple: 3 tasks ended, 1 of them failed" in ended.stderr
 
 
