@@ -278,9 +278,11 @@ def _target(gpu: str) -> Tuple[str, str]:
     if word == "all":
         return GPUS, "every GPU"
     cards = _cards(word)
-    for card in cards:
-        if names_card(word, card):
-            return card.key, f"{card.key} ({card.name})"
+    meant = [card for card in cards if names_card(word, card)]
+    if len(meant) == 1:
+        return meant[0].key, f"{meant[0].key} ({meant[0].name})"
+    if meant:
+        raise typer.BadParameter(f"--gpu {gpu} may be {' or '.join(card.key for card in meant)}; write more of it")
     found = ", ".join(f"{card.system_index if card.system_index >= 0 else card.index} {card.name}" for card in cards)
     raise typer.BadParameter(
         f"--gpu {gpu}: no such GPU on this machine; {f'there are: {found}' if found else 'none was found'}"
