@@ -282,7 +282,7 @@ def _target(gpu: str) -> Tuple[str, str]:
     if len(meant) == 1:
         return meant[0].key, f"{meant[0].key} ({meant[0].name})"
     if meant:
-        raise typer.BadParameter(f"--gpu {gpu} may be {' or '.join(card.key for card in meant)}; write more of it")
+        raise typer.BadParameter(f"--gpu {gpu} may be {' or '.join(sorted(card.key for card in meant))}; write more of it")
     numbered = sorted((card.system_index if card.system_index >= 0 else card.index, card.name) for card in cards)
     found = ", ".join(f"{number} {name}" for number, name in numbered)
     raise typer.BadParameter(
