@@ -18,7 +18,7 @@ from gpumesh.version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
-SUBCOMMANDS = {"serve", "join", "workers", "devices", "benchmark", "objects", "demo"}
+SUBCOMMANDS = {"serve", "join", "workers", "devices", "benchmark", "objects", "pause", "resume", "limit", "demo"}
 
 
 def console_commands() -> Iterator[Tuple[str, str]]:
