@@ -170,6 +170,7 @@ class Cards:
             if card.leases:
                 card.facts = card.facts._replace(problem="gone")
                 card.is_gone = True
+                card.place = len(devices)
                 self._cards[key] = card
         for idle in [key for key in self._idle if not all(card in self._cards for card in key[0])]:
             del self._idle[idle]
@@ -245,7 +246,7 @@ class Cards:
         self._leases[lease] = None
         self._open[(cards, ordinal)] = lease
         if self._idle.pop((cards, ordinal), self) is self and self._idle:
-            # Its process is new: as the worker does, count on no idle one beside it on the same cards.
+            # Its process is new, and the worker may end idle ones on the same cards for it: count on none of them.
             for key in [key for key in self._idle if not set(key[0]).isdisjoint(cards)]:
                 del self._idle[key]
         return lease
@@ -331,11 +332,14 @@ class Cards:
             return 0  # It is not known; whoever asks for bytes has been turned away.
         ask = need.ask or card.share(need.part)
         free = self._free(card)
-        if not card.leases:
+        if not card.leases and not (facts.is_integrated and self._host_memory and self._has_integrated_lease()):
             # The only one on a card needs no room for a process of its own beside what it asks for, or nothing would fit a whole card.
             return -1 if max(ask, min(card.context, facts.memory)) > free else free - ask
         cost = ask + card.context if need.ask else max(ask, card.context)
         return free - cost if cost <= free else -1
+
+    def _has_integrated_lease(self) -> bool:
+        return any(other.leases for other in self._cards.values() if other.facts.is_integrated)
 
     def _free(self, card: _Card) -> int:
         free = card.facts.memory - card.others - card.booked()
@@ -385,7 +389,8 @@ class Cards:
                 if facts.is_integrated and self._host_memory:
                     memory = min(memory, self._host_memory - integrated)
                 least = need.ask or facts.memory * need.part // PARTS
-                count = min(count, memory // max(1, cost) or int(least <= memory))
+                alone = int(least <= memory and not (facts.is_integrated and integrated))
+                count = min(count, memory // max(1, cost) or alone)
                 if facts.is_integrated:
                     integrated += count * cost
             total += count
