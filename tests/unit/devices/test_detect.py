@@ -20,6 +20,7 @@ from gpumesh.version import __version__
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "cache_file", lambda: str(tmp_path / "cache" / "cpu.json"))
+    monkeypatch.setenv(detect.PROBE_SWITCH, "0")
 
 
 def lay(root: Path, files: Dict[str, str]) -> str:
