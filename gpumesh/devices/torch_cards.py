@@ -31,8 +31,8 @@ COPY_BYTES = 512 << 20
 HOST_BYTES = 64 << 20
 MEMORY_SHARE = 0.5  # Of what is free on the device, at most.
 CHECK_SIZE = 256
-# Relative error (Frobenius norm) of a right product: about 10 times what rounding makes of random data.
-TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+# Relative error (Frobenius norm) above which a product is wrong: ten times what rounding makes of random data, were float32 done as TF32.
+TOLERANCE = {"float32": 5e-3, "float16": 1e-2, "bfloat16": 5e-2}
 
 
 class WrongProduct(ValueError):
