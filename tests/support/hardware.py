@@ -51,8 +51,15 @@ class Machine:
         self, folder: Path, devices: Sequence[Mapping[str, Any]] = (), *, init: Optional[Mapping[str, Any]] = None
     ) -> None:
         self.folder = folder
+        (folder / "libraries").mkdir(parents=True, exist_ok=True)
+        (
+            folder / "libraries" / "libcuda.so.1"
+        ).touch()  # No library: the loader looks no further, so a real driver stays out of it.
         self.environment = {
             "GPUMESH_PROBE": "1",
+            "LD_LIBRARY_PATH": os.pathsep.join(
+                filter(None, [str(folder / "libraries"), os.environ.get("LD_LIBRARY_PATH", "")])
+            ),
             "PATH": os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", "")]),
             "PYTHONPATH": os.pathsep.join([str(folder / "modules"), str(ROOT)]),
             "XDG_CACHE_HOME": str(folder / "cache"),
