@@ -477,11 +477,12 @@ class RunnerPool:
             "folder": self._folder,
         }
         fds = [theirs.fileno(), page_fd, out_write, err_write]
+        failure = ""
         try:
             request["environment"] = {**thread_environment(action.threads), **self._visibility(action.cards)}
             self._spawners[action.environment].ask(request, fds)
         except (OSError, ValueError) as error:
-            self._loop.call_soon(self._on_exit, process, 1, f"no process that starts runners: {error}")
+            failure = f"no process that starts runners: {error}" if isinstance(error, OSError) else str(error)
         finally:
             theirs.close()
             for fd in fds[1:]:
@@ -494,6 +495,8 @@ class RunnerPool:
         process.link = link
         task = self._loop.create_task(self._attach(link, ours))
         _keep(task)
+        if failure:
+            task.add_done_callback(lambda _: None if process.is_gone else self._on_exit(process, 1, failure))
 
     def _visibility(self, cards: Tuple[str, ...]) -> Dict[str, str]:
         if cards:
