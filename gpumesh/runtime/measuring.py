@@ -22,6 +22,7 @@ AGAIN_SECONDS = (
     600.0,
     3600.0,
 )  # After which a card that was in use is measured again; the last figure counts whatever it is.
+KEPT_SECONDS = 2.0  # Between two looks whether the machine's owner lends it again.
 
 
 class Measuring:
@@ -67,9 +68,9 @@ class Measuring:
             if survey.problem:
                 logger.warning("%s; this worker offers no GPU", survey.problem)
             self._tell(self._found, survey)
-        if self._cpu:
+        if self._cpu and self._wait_until_lent():
             self._tell(self._measured_cpu, benchmark.measure_cpu())
-        if survey is None or not self._speeds:
+        if survey is None or not self._speeds or not self._wait_until_lent():
             return
         pending: List[int] = list(range(len(survey.devices)))
         for pause in (0.0, *AGAIN_SECONDS):
@@ -79,11 +80,20 @@ class Measuring:
                 number for number in pending if not self._measure(survey, number, is_last_try=pause == AGAIN_SECONDS[-1])
             ]
 
+    def _wait_until_lent(self) -> bool:
+        """While its owner has the machine for themselves, it is not kept busy with benchmarks; False when this is over first."""
+        while self._agent.is_kept():
+            if self._is_over.wait(KEPT_SECONDS):
+                return False
+        return not self._is_over.is_set()
+
     def _measure(self, survey: Survey, number: int, *, is_last_try: bool) -> bool:
         from gpumesh.devices import probing
 
         if self._is_over.is_set():
             return True
+        if self._agent.is_kept(survey.devices[number].key):
+            return False
         measured = probing.measure(survey, number, is_last_try=is_last_try)
         self._tell(self._measured, measured)
         return measured.is_final

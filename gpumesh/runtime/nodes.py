@@ -105,16 +105,16 @@ async def work(
         rules_file=rules_file,
     )
     stopper = SignalStopper(lambda: agent.drain("its owner ended it"), agent.stop)
-    measuring = _start_measuring(agent, measure=measure)
+    measuring = _measuring(agent, measure=measure)
     try:
-        await agent.run()
+        await agent.run(on_ruled=measuring.start if measuring is not None else None)
     finally:
         stopper.remove()
         if measuring is not None:
             measuring.stop()
 
 
-def _start_measuring(agent: WorkerAgent, *, measure: bool) -> Optional[Measuring]:
+def _measuring(agent: WorkerAgent, *, measure: bool) -> Optional[Measuring]:
     from gpumesh.devices.detect import gpus_may_exist
 
     gpus = gpus_may_exist()
@@ -122,9 +122,7 @@ def _start_measuring(agent: WorkerAgent, *, measure: bool) -> Optional[Measuring
         return None
     from gpumesh.runtime.measuring import Measuring
 
-    measuring = Measuring(agent, cpu=measure, gpus=gpus, speeds=measure)
-    measuring.start()
-    return measuring
+    return Measuring(agent, cpu=measure, gpus=gpus, speeds=measure)
 
 
 class SignalStopper:

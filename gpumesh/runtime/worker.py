@@ -88,8 +88,16 @@ class WorkerAgent(PoolOwner):
         """The machine as it is; what the mesh is told of it is `standing.told`."""
         return self.standing.machine
 
-    async def run(self) -> None:
+    def is_kept(self, card: str = "") -> bool:
+        """Whether the machine's owner keeps all of it at the moment, or this card. Callable on any thread."""
+        offer = self.standing.offer
+        return offer is not None and (bool(offer.problem) or (card != "" and card in self.standing.withheld_cards(offer)))
+
+    async def run(self, *, on_ruled: Optional[Callable[[], None]] = None) -> None:
         """Serve until drained or stopped.
+
+        Args:
+            on_ruled: Called once it is known what the machine's owner lends.
 
         Raises:
             MeshError: It can never join: refused token, version, or not a coordinator at this address.
@@ -99,6 +107,8 @@ class WorkerAgent(PoolOwner):
         try:
             if self._owner is not None:
                 await self._owner.start()
+            if on_ruled is not None:
+                on_ruled()
             await self._serve()
         finally:
             if self._owner is not None:
