@@ -63,6 +63,9 @@ UNKNOWN_AHEAD_TASKS = 0  # Ahead of a function never measured: it might be long,
 TAIL_NEGLIGIBLE_SECONDS = 0.005  # Tasks this short go anywhere: choosing would gain no more than a few round trips.
 MAX_COPIES = 2  # Of an idempotent task beside the first attempt (a third one gained nothing in simulation).
 COPY_MARGIN = 0.1  # Of its own time by which a copy must be expected to end before the running attempts.
+COPY_GAIN = (
+    4.0  # Of the pool's time for what is done twice, by which a copy must end sooner: keeps work done for nothing under 1 %.
+)
 LOOK_AGAIN_FRACTION = 0.2  # Of a task's time: until the idle are asked again whether they want one of the last ones.
 LOOK_AGAIN_LEAST_SECONDS = 0.002
 LOOK_AGAIN_MOST_SECONDS = 1.0

@@ -14,7 +14,7 @@ from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, SEQUENCE_LIMIT, Clien
 from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import Bundle, Later
 from gpumesh.model.records import NamedTuple
-from gpumesh.model.resources import facts_from_wire
+from gpumesh.model.resources import facts_from_wire, readings_from_wire
 from gpumesh.model.tasks import spec_from_wire
 from gpumesh.protocol.connection import Closed, Connection, Established
 from gpumesh.protocol.messages import (
@@ -37,6 +37,7 @@ from gpumesh.protocol.messages import (
     TasksFinished,
     WorkerChanged,
     WorkerDraining,
+    WorkerReadings,
 )
 from gpumesh.runtime import settings, system
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
@@ -371,6 +372,13 @@ class Coordinator:
                 self._refuse(worker.link, "protocol", str(error))
                 return
             self._perform(self._cluster.handle(ev.WorkerChanged(worker.ident, facts), now))
+        elif kind is WorkerReadings:
+            try:
+                readings = readings_from_wire(message.readings)
+            except ValueError as error:
+                self._refuse(worker.link, "protocol", str(error))
+                return
+            self._perform(self._cluster.handle(ev.CardsMeasured(worker.ident, readings), now))
         elif kind is WorkerDraining:
             logger.info("worker %s (%s) is leaving: %s", worker.ident, worker.label, message.reason)
             self._perform(self._cluster.handle(ev.WorkerDraining(worker.ident), now))
@@ -450,7 +458,7 @@ class Coordinator:
         if query.what == "workers":
             client.link.send(Answer(query.number, self._cluster.snapshot(self._loop.time()), ""))
         elif query.what == "waiting":
-            client.link.send(Answer(query.number, self._cluster.waiting(), ""))
+            client.link.send(Answer(query.number, self._cluster.waiting(self._loop.time()), ""))
         elif query.what == "objects":
             client.link.send(Answer(query.number, {**self._objects.usage(), "objects": self._objects.views()}, ""))
         else:
@@ -599,7 +607,7 @@ class Coordinator:
         tasks = [(task, attempt, payloads[task]) for task, attempt in action.tasks]
         if self._objects.has_small:
             tasks = [(task, attempt, self._objects.inline(payload)) for task, attempt, payload in tasks]
-        worker.link.send(RunTasks(number, tasks))
+        worker.link.send(RunTasks(number, tasks, action.cards, action.ordinal))
 
     def _trim(self) -> None:
         """After a burst: the tables' own memory, and what the C library keeps, go back to the system."""

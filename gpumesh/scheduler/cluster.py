@@ -5,9 +5,10 @@
 Promises (invariants.py checks what can be seen between two events):
 
 1. A submitted task has exactly one end, a result in a Deliver or a Fail, unless its client leaves before.
-2. A task is in one place: waiting for inputs, ready in one queue, or assigned to one worker; a fact with another attempt number changes nothing.
+2. A task is in one place: waiting for inputs, ready in one queue, or assigned to one worker; an idempotent one may be assigned to more, at
+   attempts of different numbers, of which the first that ends counts. A fact with another attempt number changes nothing.
 3. A task with `retries=0` is never assigned again once it may have started.
-4. No slot is free on a worker that could run something that is ready.
+4. No slot is free on a worker that could run something that is ready, unless it would end it after everybody else has ended (horizon.py).
 5. What nobody here can ever run is told to its client after a while, and fails in the end.
 6. A task is ready when all its inputs have been delivered, and fails as soon as one of them has failed.
 """
@@ -18,10 +19,17 @@ import math
 from itertools import repeat
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
-from gpumesh.config import MAX_PENDING_TASKS_PER_CLIENT, RECALL_AFTER_SECONDS
+from gpumesh.config import (
+    LOOK_AGAIN_FRACTION,
+    LOOK_AGAIN_LEAST_SECONDS,
+    LOOK_AGAIN_MOST_SECONDS,
+    LOOK_SECONDS_PER_ATTEMPT,
+    LOOK_SHARE,
+    MAX_PENDING_TASKS_PER_CLIENT,
+    RECALL_AFTER_SECONDS,
+)
 from gpumesh.model.ids import SEQUENCE_BITS, ClientNumber, WorkerId
 from gpumesh.model.outcomes import Status
-from gpumesh.model.resources import WorkerFacts
 from gpumesh.scheduler import events as ev
 from gpumesh.scheduler.actions import (
     Action,
@@ -34,12 +42,17 @@ from gpumesh.scheduler.actions import (
     Retrying,
     WorkersChanged,
 )
+from gpumesh.scheduler.copies import choose_copies
 from gpumesh.scheduler.dependencies import Dependencies, Waiting
 from gpumesh.scheduler.explanation import explain, is_version_mismatch
+from gpumesh.scheduler.horizon import may_take
+from gpumesh.scheduler.idle import Idle
 from gpumesh.scheduler.placement import (
-    Idle,
+    HELD,
     Placed,
+    Rescue,
     allowance,
+    card_room,
     place,
     room,
     space,
@@ -59,6 +72,7 @@ _LOST = int(Status.LOST)
 _CANCELLED = int(Status.CANCELLED)
 _INFEASIBLE = int(Status.INFEASIBLE)
 _REFUSED = int(Status.REFUSED)
+_HANDED_BACK = int(Status.HANDED_BACK)
 _INPUT_MISSING = int(Status.INPUT_MISSING)
 _INPUT_FAILED = int(Status.INPUT_FAILED)
 _OK = int(Status.OK)
@@ -87,13 +101,19 @@ class Cluster:
         self._orphans: Dict[int, List[int]] = {}  # Task id -> attempts that still run somewhere for a client that left.
         self._stuck: Dict[Group, None] = {}  # Ready tasks and nobody who could run them.
         self._has_dead = False  # Some lane may hold ids of cancelled tasks.
-        self._idle: Dict[Worker, None] = {}  # Healthy, with a free slot.
+        self._idle = Idle()  # Healthy, with a free slot.
         self._stacked: Dict[Worker, None] = {}  # More assigned than slots.
         self._balance_at: Optional[float] = None  # When to look whether the stacked hold something for the idle.
+        self._copies: Dict[int, Dict[Worker, None]] = {}  # Tasks with more than one attempt under way: all who have one.
+        self._repeatable: Dict[Group, None] = {}  # With attempts under way that idle workers may repeat.
+        self._held: Dict[Group, None] = {}  # With ready tasks that a worker with room was not allowed to take.
+        self._look_at: Optional[float] = None  # When to ask the idle again about those two.
+        self._copies_at = 0.0  # Not before: looking through many attempts takes its time.
         self._healthy = 0  # As last told in WorkersChanged.
         self._handlers: Dict[type, Callable[[Any, float, List[Action]], None]] = {
             ev.WorkerConnected: self._on_worker_connected,
             ev.WorkerChanged: self._on_worker_changed,
+            ev.CardsMeasured: self._on_cards_measured,
             ev.WorkerDraining: self._on_worker_draining,
             ev.WorkerLost: self._on_worker_lost,
             ev.ClientConnected: self._on_client_connected,
@@ -116,6 +136,8 @@ class Cluster:
     def next_deadline(self) -> Optional[float]:
         """When `on_time` is due, None for not before the next event."""
         due = math.inf if self._balance_at is None else self._balance_at
+        if self._look_at is not None:
+            due = min(due, self._look_at)
         for group in self._stuck:
             due = min(due, group.due)
         return None if due == math.inf else due
@@ -125,6 +147,8 @@ class Cluster:
         actions: List[Action] = []
         if self._balance_at is not None and self._balance_at <= now:
             self._balance(now, actions)
+        if self._look_at is not None and self._look_at <= now:
+            self._look(now, actions)
         if self._stuck:
             for group in list(self._stuck):
                 if group.due <= now:
@@ -135,9 +159,9 @@ class Cluster:
         """One dict for each worker, in order of joining; the shape of `mesh.workers()`."""
         return worker_views(self._workers.values())
 
-    def waiting(self) -> List[Dict[str, Any]]:
+    def waiting(self, now: float) -> List[Dict[str, Any]]:
         """One dict for each client's ready tasks of one requirement; the shape of `mesh.waiting()`."""
-        return waiting_views(self._queues.ready(), list(self._workers.values()))
+        return waiting_views(self._queues.ready(now), list(self._workers.values()))
 
     def assigned_count(self) -> int:
         """Attempts that workers have not reported yet."""
@@ -146,6 +170,10 @@ class Cluster:
     def pending_count(self) -> int:
         """Tasks that have not ended."""
         return len(self._tasks)
+
+    def has_copies(self, task_id: int) -> bool:
+        """Whether more than one attempt at it is under way."""
+        return task_id in self._copies
 
     def compact(self) -> None:
         """Give back the memory of tables that are empty now; a dict that was emptied keeps its size."""
@@ -170,17 +198,26 @@ class Cluster:
         worker = self._workers[event.worker] = Worker(event.worker, event.facts)
         self._admit(worker, now)
         self._refill(worker, now, actions)
-        self._tell_workers(actions)
+        self._tell_workers(worker, actions)
 
     def _on_worker_changed(self, event: ev.WorkerChanged, now: float, actions: List[Action]) -> None:
         worker = self._workers.get(event.worker)
         if worker is None:
             return
         self._withdraw(worker, now)
-        self._set_facts(worker, event.facts)
+        self._idle.discard(worker)  # Its speed is its place there.
+        worker.change(event.facts)
         self._admit(worker, now)
         self._refill(worker, now, actions)
-        self._tell_workers(actions)
+        self._tell_workers(worker, actions)
+
+    def _on_cards_measured(self, event: ev.CardsMeasured, now: float, actions: List[Action]) -> None:
+        worker = self._workers.get(event.worker)
+        if worker is None or worker.cards is None:
+            return
+        worker.readings.update((reading.key, reading) for reading in event.readings)
+        if worker.cards.measure(event.readings) and worker.state is WorkerState.HEALTHY:
+            self._refill(worker, now, actions)
 
     def _on_worker_draining(self, event: ev.WorkerDraining, now: float, actions: List[Action]) -> None:
         worker = self._workers.get(event.worker)
@@ -189,23 +226,30 @@ class Cluster:
         self._withdraw(worker, now)
         worker.is_draining = True
         self._settle(worker, now)
-        self._tell_workers(actions)
+        self._tell_workers(worker, actions)
 
     def _on_worker_lost(self, event: ev.WorkerLost, now: float, actions: List[Action]) -> None:
         worker = self._workers.pop(event.worker, None)
         if worker is None:
             return
         self._withdraw(worker, now)
-        self._idle.pop(worker, None)
+        self._idle.discard(worker)
         self._stacked.pop(worker, None)
-        for task_id, attempt in worker.orphans:
+        for (task_id, attempt), batch in worker.orphans.items():
             self._forget_orphan(task_id, attempt)
+            self._count_repeatable(batch.spec, -1)
         executing = frozenset(worker.executing())  # Only asked for membership.
         returned: List[Returned] = []
         where = worker.facts.hostname or worker.id
         for task_id, batch in worker.assigned.items():
             spec = batch.spec
             retries = spec.spec.retries
+            self._count_repeatable(spec, -1)
+            spec.client.holding -= batch.charge
+            if task_id in self._copies and self._drop_copy(worker, task_id):
+                if task_id in executing:
+                    self._supervision.note(task_id, worker.id, _LOST)
+                continue
             if self._cancelled and task_id in self._cancelled:
                 self._fail(spec, task_id, _CANCELLED, "cancelled", actions, worker=worker.id)
                 continue
@@ -220,28 +264,28 @@ class Cluster:
             returned.append((spec, task_id))
         self._throughput.forget(worker.id)
         self._return(returned, now, actions)
-        self._tell_workers(actions)
-
-    @staticmethod
-    def _set_facts(worker: Worker, facts: WorkerFacts) -> None:
-        worker.facts = facts
-        worker.slots = facts.slots
+        self._tell_workers(worker, actions, is_gone=True)
 
     def _admit(self, worker: Worker, now: float) -> None:
         """Enter a worker wherever it can serve."""
         if worker.state is WorkerState.HEALTHY:
             for group in self._queues.groups.values():
                 width = worker.width_of(group.need)
-                if width:
+                if width is not None:
                     group.workers[worker] = width
                     group.is_saturated = False
+                    group.horizon = None
                     self._stuck.pop(group, None)
         self._settle(worker, now)
 
     def _withdraw(self, worker: Worker, now: float) -> None:
         """Take a worker out of wherever it served."""
         for group in self._queues.groups.values():
-            if group.workers.pop(worker, None) is not None and group.count and not group.workers:
+            if group.workers.pop(worker, None) is None:
+                continue
+            group.horizon = None
+            if group.count and not group.workers:
+                self._held.pop(group, None)
                 self._stuck[group] = None
                 group.wait_from(now)
 
@@ -251,11 +295,11 @@ class Cluster:
         if load < worker.slots:
             self._stacked.pop(worker, None)
             if worker.is_draining or worker.facts.problem:
-                self._idle.pop(worker, None)
+                self._idle.discard(worker)
                 return
-            self._idle[worker] = None
+            self._idle.add(worker)
         else:
-            self._idle.pop(worker, None)
+            self._idle.discard(worker)
             if load == worker.slots:
                 self._stacked.pop(worker, None)
             else:
@@ -263,11 +307,13 @@ class Cluster:
         if self._balance_at is None and self._idle and self._stacked:
             self._balance_at = now + RECALL_AFTER_SECONDS
 
-    def _tell_workers(self, actions: List[Action]) -> None:
-        healthy = sum(worker.state is WorkerState.HEALTHY for worker in self._workers.values())
-        if healthy != self._healthy:
-            self._healthy = healthy
-            actions.append(WorkersChanged(healthy))
+    def _tell_workers(self, worker: Worker, actions: List[Action], *, is_gone: bool = False) -> None:
+        """Call after each change of a worker's state."""
+        is_healthy = not is_gone and worker.state is WorkerState.HEALTHY
+        if is_healthy is not worker.is_counted:
+            worker.is_counted = is_healthy
+            self._healthy += 1 if is_healthy else -1
+            actions.append(WorkersChanged(self._healthy))
 
     # --- clients
 
@@ -285,12 +331,14 @@ class Cluster:
             lost = [task_id for task_id, batch in worker.assigned.items() if batch.spec.client is client]
             if lost:
                 self._orphan(worker, lost, actions)
-                gone.extend(lost)
+                gone.extend(task_id for task_id in lost if self._tasks[task_id] is worker)
+        for task_id in gone:
+            self._copies.pop(task_id, None)
         for group in list(self._queues.groups.values()):
             ids = group.drop(client)
             if ids:
                 gone.extend(ids)
-                self._queues.note(group)
+                self._note(group)
                 if not group.count:
                     self._stuck.pop(group, None)
         if self._dependencies:
@@ -302,6 +350,7 @@ class Cluster:
             spec.group.specs -= 1
             if not spec.group.specs:
                 self._queues.groups.pop(spec.group.key, None)
+                self._repeatable.pop(spec.group, None)
         if gone:
             actions.append(Forget(gone))
 
@@ -310,6 +359,7 @@ class Cluster:
         recall: List[Tuple[int, int]] = []
         for task_id in task_ids:
             batch = worker.assigned.pop(task_id)
+            batch.spec.client.holding -= batch.charge
             worker.orphans[task_id, batch.attempt] = batch
             worker.recalled.pop(task_id, None)
             self._orphans.setdefault(task_id, []).append(batch.attempt)
@@ -341,11 +391,12 @@ class Cluster:
         if group is None:
             group = self._queues.groups[key] = Group(*key)
             for worker in self._workers.values():
-                width = worker.width_of(group.need) if worker.state is WorkerState.HEALTHY else 0
-                if width:
+                width = worker.width_of(group.need) if worker.state is WorkerState.HEALTHY else None
+                if width is not None:
                     group.workers[worker] = width
         group.specs += 1
-        client.specs[event.number] = Spec(client, spec, self._throughput.function(spec.function), group)
+        function = self._throughput.function(spec.function, "gpu" if spec.requirement.needs_gpu else "")
+        client.specs[event.number] = Spec(client, spec, function, group)
 
     # --- tasks come in
 
@@ -379,14 +430,22 @@ class Cluster:
                     self._supervision.start_from(task_id, max(self._orphans[task_id]) + 1)
 
         self._tasks.update(fresh)
+        if not client.pending:
+            self._greet(client)
         client.pending += len(ids)
         group = spec.group
         group.push(spec, ids, now)
-        self._queues.note(group)
+        self._note(group)
         if not group.workers:
             self._stick(group, spec, now)
-        elif not group.is_saturated:
+        elif not group.is_saturated or group in self._held:
             self._distribute(group, now, actions)
+
+    def _greet(self, client: Client) -> None:
+        """A client comes with its first task: it may catch up with what the others have under way, but not with what they ever had."""
+        others = [other.served - other.holding for other in self._clients.values() if other is not client and other.pending]
+        if others:
+            client.served = max(client.served, min(others))
 
     def _on_dependent_submitted(self, event: ev.DependentSubmitted, now: float, actions: List[Action]) -> None:
         client = self._clients.get(event.client)
@@ -406,6 +465,8 @@ class Cluster:
         if task_id in self._orphans:
             self._supervision.start_from(task_id, max(self._orphans[task_id]) + 1)
         self._tasks[task_id] = self._dependencies.add(task_id, spec, event.producers)
+        if not client.pending:
+            self._greet(client)
         client.pending += 1
 
     def _screen(self, client: Client, ids: Sequence[int], actions: List[Action]) -> List[int]:
@@ -438,7 +499,7 @@ class Cluster:
     def _bury(self, client: Client, fresh: Dict[int, Place]) -> None:
         """Ids of cancelled tasks that are used again must be out of the queues first."""
         self._has_dead = False
-        for group in self._queues.ready():
+        for group in self._queues.groups.values():
             for lane in group.lanes.values():
                 if lane.dead:
                     if lane.client is client and not lane.dead.isdisjoint(fresh):
@@ -446,17 +507,26 @@ class Cluster:
                     else:
                         self._has_dead = True
 
+    def _note(self, group: Group) -> None:
+        """Call after each change of a group's count."""
+        self._queues.note(group)
+        if not group.count:
+            self._held.pop(group, None)
+
     # --- tasks go out
 
     def _distribute(self, group: Group, now: float, actions: List[Action]) -> None:
         """Place what is ready in one group, on whoever has room."""
         rivals = self._queues.rivals(group)
+        self._held.pop(group, None)
         while group.count:
             lane = group.next_lane()
             spec = lane.head
-            answer = place(group, spec, len(lane.runs[0].ids), rivals)
+            answer = place(group, spec, len(lane.runs[0].ids), rivals, self._idle, now)
             if not isinstance(answer, Placed):
                 group.is_saturated = True
+                if answer is HELD:
+                    self._hold(group, spec, now)
                 break
             for worker, count in answer.shares:
                 if group.lanes.get(spec.client.number) is not lane or lane.head is not spec:
@@ -464,54 +534,191 @@ class Cluster:
                 taken = group.take(lane, count)
                 if taken:
                     self._assign(worker, spec, group.workers[worker], taken, now, actions)
-        self._queues.note(group)
+        self._note(group)
 
     def _refill(self, worker: Worker, now: float, actions: List[Action]) -> None:
-        """Give one worker what it should have: groups in their order, lanes in turns.
+        """Give one worker what it should have: groups in their order, in each the client that has had least.
 
         A group whose next task has to wait for room here caps what the ones after it may send ahead; otherwise long tasks, which
         are not sent ahead, would wait for ever behind short ones, which are.
         """
         cap = UNCAPPED
-        for group in self._queues.ready():
+        for group in self._queues.ready(now):
             width = group.workers.get(worker)
             if width is None:
                 continue
-            before = worker.load
+            is_served = False
             turn = 0  # What a lane may send before it is the next one's turn.
             while group.count:
                 lane = group.next_lane()
                 spec = lane.head
-                allowed = min(cap, allowance(worker, spec))
-                count = space(worker, group, allowed, width) if turn else room(worker, group, allowed, width)
+                if width:
+                    allowed = min(cap, allowance(worker, spec, worker.slots))
+                    count = space(worker, group, allowed, width) if turn else room(worker, group, allowed, width)
+                else:
+                    allowed = allowance(worker, spec, 1)
+                    count = card_room(worker, group, allowed)
                 if count <= 0:
-                    cap = allowed or cap  # What has to wait for an installer here caps nothing.
+                    if width:
+                        cap = allowed or cap  # What has to wait for an installer here caps nothing.
+                    break
+                if not may_take(worker, group, spec, now):
+                    self._hold(group, spec, now)
                     break
                 turn = turn or max(1, count // len(group.lanes))
                 taken = group.take(lane, min(count, turn))
                 if taken:
+                    is_served = True
                     self._assign(worker, spec, width, taken, now, actions)
-            if worker.load != before:
-                self._queues.note(group)
-                self._queues.served(group)
+            if is_served:
+                self._note(group)
+                self._queues.served(group, now)
+        if self._repeatable and worker.load < worker.slots:
+            self._look_for_copies(now, actions)
 
     def _assign(self, worker: Worker, spec: Spec, width: int, ids: List[int], now: float, actions: List[Action]) -> None:
-        """The one way into ASSIGNED."""
-        probe = ids[0] if worker.load < worker.slots else -1
-        batch = Batch(spec, 1, width, now, probe)
+        """The one way into ASSIGNED for tasks that were ready."""
         self._tasks.update(dict.fromkeys(ids, worker))
+        if width:
+            probe = ids[0] if worker.load < worker.slots else -1
+            self._send(worker, Batch(spec, 1, width, now, probe, self._charge(worker, spec, width)), ids, actions)
+        else:
+            self._assign_leased(worker, spec, ids, now, actions)
+        self._settle(worker, now)
+
+    def _assign_leased(self, worker: Worker, spec: Spec, ids: List[int], now: float, actions: List[Action]) -> None:
+        """The same on a worker's cards: to the leases that exist as far as they have room, and to new ones."""
+        assert worker.cards is not None, worker.id
+        need = spec.group.need
+        allowed = allowance(worker, spec, 1)
+        charge = self._charge(worker, spec, 1)
+        rest = ids
+        for lease, load in list(worker.leases.items()):
+            if rest and lease.need == need and load < allowed:
+                self._send(worker, Batch(spec, 1, 0, now, -1, charge, lease), rest[: allowed - load], actions)
+                rest = rest[allowed - load :]
+        while rest:
+            opened = worker.cards.open(need)
+            assert opened is not None, f"{worker.id} was found to have room for {need}"
+            self._send(worker, Batch(spec, 1, 0, now, rest[0], charge, opened), rest[:allowed], actions)
+            rest = rest[allowed:]
+
+    def _charge(self, worker: Worker, spec: Spec, width: int) -> float:
+        """Slot seconds that a client is charged for a task, until it is known what it took."""
+        return width * (worker.seconds(spec) if spec.function.is_known else 1.0)
+
+    def _send(self, worker: Worker, batch: Batch, ids: List[int], actions: List[Action]) -> None:
+        """Enter attempts wherever a worker's are kept."""
+        spec = batch.spec
         worker.assigned.update(dict.fromkeys(ids, batch))
         worker.add(batch, len(ids))
-        tasks = list(zip(ids, repeat(1)))
+        spec.client.served += batch.charge * len(ids)
+        spec.client.holding += batch.charge * len(ids)
+        if spec.is_repeatable:
+            self._count_repeatable(spec, len(ids))
+        tasks = list(zip(ids, repeat(batch.attempt)))
         supervision = self._supervision
         if supervision:
             for index, task_id in enumerate(ids):
                 if task_id in supervision:
                     attempt = supervision.attempt_of(task_id)
-                    tasks[index] = (task_id, attempt)
-                    worker.assigned[task_id] = Batch(spec, attempt, width, now, -1)
-        actions.append(Assign(worker.id, spec.spec, tasks))
+                    if attempt != batch.attempt:
+                        tasks[index] = (task_id, attempt)
+                        other = Batch(spec, attempt, batch.width, batch.assigned_at, -1, batch.charge, batch.lease)
+                        worker.assigned[task_id] = other
+        lease = batch.lease
+        if lease is None:
+            actions.append(Assign(worker.id, spec.spec, tasks))
+        else:
+            actions.append(Assign(worker.id, spec.spec, tasks, lease.cards, lease.ordinal))
+
+    # --- the last tasks
+
+    def _hold(self, group: Group, spec: Spec, now: float) -> None:
+        """Somebody has room for a ready task and must not take it: ask again when things may look different."""
+        self._held[group] = None
+        fastest = group.horizon.fastest if group.horizon is not None and spec.function.is_known else LOOK_AGAIN_MOST_SECONDS
+        wait = LOOK_AGAIN_FRACTION * fastest
+        self._look_again(now + min(LOOK_AGAIN_MOST_SECONDS, max(LOOK_AGAIN_LEAST_SECONDS, wait)))
+
+    def _look_again(self, when: float) -> None:
+        if self._look_at is None or when < self._look_at:
+            self._look_at = when
+
+    def _look(self, now: float, actions: List[Action]) -> None:
+        """Ask the idle again whether they want what they were not allowed to take, or a copy of what runs."""
+        self._look_at = None
+        for group in list(self._held):
+            self._distribute(group, now, actions)
+        self._look_for_copies(now, actions)
+
+    def _look_for_copies(self, now: float, actions: List[Action]) -> None:
+        """Let idle workers repeat what would end last."""
+        if not self._repeatable:
+            return
+        if now < self._copies_at:
+            self._look_again(self._copies_at)
+            return
+        seen = 0
+        for group in list(self._repeatable):
+            if self._queues.groups.get(group.key) is not group:
+                del self._repeatable[group]  # Its clients have left.
+                continue
+            if group.count:
+                continue  # What waits goes first.
+            found = choose_copies(group, self._cancelled, now)
+            seen += found.seen
+            for worker, spec, task_id in found.starts:
+                self._start_copy(worker, spec, task_id, now, actions)
+            if found.look_again_seconds is not None:
+                self._look_again(now + found.look_again_seconds)
+        self._copies_at = now + seen * LOOK_SECONDS_PER_ATTEMPT / LOOK_SHARE
+
+    def _start_copy(self, worker: Worker, spec: Spec, task_id: int, now: float, actions: List[Action]) -> None:
+        """A further attempt at a task that is assigned already."""
+        first = self._tasks[task_id]
+        assert isinstance(first, Worker), task_id
+        assert task_id not in worker.assigned, task_id
+        width = spec.group.workers[worker]
+        lease = None
+        if not width:
+            lease = worker.cards.open(spec.group.need) if worker.cards is not None else None
+            if lease is None:
+                return
+        attempt = self._supervision.give_back(task_id)
+        self._copies.setdefault(task_id, {first: None})[worker] = None
+        charge = self._charge(worker, spec, width or 1)
+        self._send(worker, Batch(spec, attempt, width, now, -1, charge, lease), [task_id], actions)
         self._settle(worker, now)
+
+    def _drop_copy(self, worker: Worker, task_id: int) -> bool:
+        """This worker's attempt has come to nothing; whether another is under way and goes on."""
+        places = self._copies[task_id]
+        del places[worker]
+        if self._tasks[task_id] is worker:
+            self._tasks[task_id] = next(iter(places))
+        if len(places) == 1:
+            del self._copies[task_id]
+        return True
+
+    def _end_copies(self, worker: Worker, task_id: int, now: float, actions: List[Action]) -> None:
+        """This worker's attempt was the first to end: the others are not wanted any more."""
+        for other in self._copies.pop(task_id):
+            if other is worker:
+                continue
+            batch = other.assigned[task_id]
+            spec = batch.spec
+            spec.function.observe_at_least(other.id, other.prior(spec.group.need), (now - batch.assigned_at) / spec.scale)
+            self._orphan(other, [task_id], actions)
+
+    def _count_repeatable(self, spec: Spec, count: int) -> None:
+        if spec.is_repeatable:
+            group = spec.group
+            group.repeatable += count
+            if group.repeatable:
+                self._repeatable[group] = None
+            else:
+                self._repeatable.pop(group, None)
 
     # --- attempts come back
 
@@ -521,7 +728,7 @@ class Cluster:
             return
         assigned = worker.assigned
         tasks = self._tasks
-        is_odd = bool(self._cancelled) or bool(worker.recalled) or bool(self._dependencies)
+        is_odd = bool(self._cancelled) or bool(worker.recalled) or bool(self._dependencies) or bool(self._copies)
         awaited: List[Tuple[int, bool]] = []  # Tasks that others wait for, and whether they have a result.
         delivered: Dict[ClientNumber, List[Tuple[int, int, Any, float]]] = {}
         returned: List[Returned] = []
@@ -561,6 +768,8 @@ class Cluster:
                     worker.observe_round_trip(now - found.assigned_at - seconds)
             elif not self._ends(worker, found, task_id, status, returned, actions):
                 continue
+            if is_odd and task_id in self._copies:
+                self._end_copies(worker, task_id, now, actions)
             ended += 1
             del tasks[task_id]
             out.append((task_id, status, payload, seconds))
@@ -575,11 +784,12 @@ class Cluster:
         for number, results in delivered.items():
             if results:
                 actions.append(Deliver(number, worker.id, results))
-        self._settle(worker, now)
+        worker.ended_at = now
         if returned:
             self._return(returned, now, actions)
         groups = self._release(awaited, now, actions) if awaited else ()
         self._refill(worker, now, actions)  # First: it has the results that were waited for.
+        self._settle(worker, now)
         for group in groups:
             if group.count and group.workers and not group.is_saturated:
                 self._distribute(group, now, actions)
@@ -598,7 +808,7 @@ class Cluster:
                 group = spec.group
                 self._tasks[task_id] = spec
                 group.push(spec, (task_id,), now)
-                self._queues.note(group)
+                self._note(group)
                 groups[group] = None
                 if not group.workers:
                     self._stick(group, spec, now)
@@ -617,30 +827,41 @@ class Cluster:
             actions.append(Fail(client.number, task_id, _INPUT_FAILED, {"input": culprit}))
             failed.extend((dependent, task_id) for dependent in self._dependencies.failed(task_id))
 
-    @staticmethod
-    def _book(worker: Worker, batch: Batch, count: int, ended: int, ran: int, seconds: float) -> None:
+    def _book(self, worker: Worker, batch: Batch, count: int, ended: int, ran: int, seconds: float) -> None:
         """`count` tasks of a batch have left the worker; `ran` of them ran to their end, in so many seconds together."""
+        spec = batch.spec
+        client = spec.client
         if count:
             worker.remove(batch, count)
-        spec = batch.spec
-        spec.client.pending -= ended
+            client.holding -= batch.charge * count
+            client.served -= batch.charge * (count - ran)
+            if spec.is_repeatable:
+                self._count_repeatable(spec, -count)
+        client.pending -= ended
         worker.done += ended
         if ran:
-            spec.function.observe(worker.id, worker.facts.score, seconds, ran)
+            client.served += seconds * (batch.width or 1) - batch.charge * ran
+            spec.function.observe(worker.id, worker.prior(spec.group.need), seconds / spec.scale, ran)
 
     def _ends(
         self, worker: Worker, batch: Batch, task_id: int, status: int, returned: List[Returned], actions: List[Action]
     ) -> bool:
         """Whether an attempt that did not run to its end is delivered as it is; if not, all that follows has been done."""
         spec = batch.spec
-        if status not in (_RETRYABLE, _CRASHED, _NOT_RUN):
+        if status not in (_RETRYABLE, _CRASHED, _NOT_RUN, _HANDED_BACK):
             self._supervision.forget(task_id)
             return True
+        if status == _HANDED_BACK and spec.spec.retries == 0:
+            return True  # It had started.
         worker.recalled.pop(task_id, None)
+        if task_id in self._copies and self._drop_copy(worker, task_id):
+            if status in (_RETRYABLE, _CRASHED):
+                self._supervision.note(task_id, worker.id, status)
+            return False
         if self._cancelled and task_id in self._cancelled:
             self._fail(spec, task_id, _CANCELLED, "cancelled", actions, worker=worker.id)
             return False
-        if status == _NOT_RUN:
+        if status in (_NOT_RUN, _HANDED_BACK):
             self._supervision.give_back(task_id)
         elif self._supervision.strike(task_id, worker.id, status, retries=spec.spec.retries):
             actions.append(Retrying(task_id, self._supervision.attempt_of(task_id), worker.id, status))
@@ -655,6 +876,7 @@ class Cluster:
         batch = worker.orphans.pop((task_id, attempt), None)
         if batch is not None:
             worker.remove(batch, 1)
+            self._count_repeatable(batch.spec, -1)
             self._forget_orphan(task_id, attempt)
 
     def _return(self, returned: List[Returned], now: float, actions: List[Action]) -> None:
@@ -666,7 +888,7 @@ class Cluster:
             group.push_front(spec, task_id, now)
             if group not in groups:
                 groups[group] = None
-                self._queues.note(group)
+                self._note(group)
             if not group.workers:
                 self._stick(group, spec, now)
         for group in sorted(groups, key=lambda group: -group.priority):
@@ -718,14 +940,15 @@ class Cluster:
                 self._fail(where, task_id, _CANCELLED, "cancelled before it started", actions)
             elif task_id not in self._cancelled:
                 self._cancelled[task_id] = None
-                recalls.setdefault(where, []).append((task_id, where.assigned[task_id].attempt))
+                for worker in self._copies.get(task_id, (where,)):
+                    recalls.setdefault(worker, []).append((task_id, worker.assigned[task_id].attempt))
         for worker, tasks in recalls.items():
             actions.append(Recall(worker.id, tasks, kill=True))
 
     def _after_removal(self, group: Group) -> None:
         """Tasks were taken out of a group other than by placing them."""
         if not group.count:
-            self._queues.note(group)
+            self._note(group)
             self._stuck.pop(group, None)
 
     # --- what nobody can run
@@ -769,7 +992,7 @@ class Cluster:
         self._balance_at = None
         if not self._idle or not self._stacked:
             return
-        idle = Idle(self._idle)
+        idle = Rescue(self._idle)
         look_again = math.inf
         for worker in self._stacked:
             found = surplus(worker, idle, now)

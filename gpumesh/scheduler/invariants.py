@@ -5,13 +5,14 @@ Each costs a walk over all tables, so nothing in the running program calls it.
 
 from __future__ import annotations
 
+from math import isclose
 from typing import Dict, List, Tuple
 
 from gpumesh.model.ids import SEQUENCE_BITS, ClientNumber
+from gpumesh.scheduler.cards import Lease
 from gpumesh.scheduler.cluster import Cluster
 from gpumesh.scheduler.dependencies import Waiting
 from gpumesh.scheduler.states import Spec, Worker, WorkerState
-from gpumesh.scheduler.throughput import Function
 
 
 def check(cluster: Cluster) -> None:
@@ -43,8 +44,18 @@ def _check_places(cluster: Cluster) -> None:
         assert waiting.missing == producers, f"26: task {task_id} and those that it waits for disagree"
         places.setdefault(task_id, []).append(waiting)
     for task_id, found in places.items():
-        assert len(found) == 1, f"1: task {task_id} is in {len(found)} places"
         where = cluster._tasks.get(task_id)
+        copies = cluster._copies.get(task_id)
+        if copies is not None:
+            assert len(copies) > 1, f"27: task {task_id} has one attempt under way, but counts as copied"
+            assert set(found) == set(copies), f"27: task {task_id} is not where its copies are"
+            assert isinstance(where, Worker), f"27: task {task_id} has copies and is on no worker"
+            assert where in copies, f"27: task {task_id} is on a worker that is not among its copies'"
+            assert where.assigned[task_id].spec.is_repeatable, f"27: task {task_id} runs twice and must not"
+            attempts = [worker.assigned[task_id].attempt for worker in copies]
+            assert len(set(attempts)) == len(attempts), f"27: two attempts at task {task_id} have the same number"
+            continue
+        assert len(found) == 1, f"1: task {task_id} is in {len(found)} places"
         if isinstance(where, Spec):
             assert where.group is found[0], f"2: ready task {task_id} is not in the queue of its spec"
             assert task_id in where.group.lanes[where.client.number].living(), f"2: ready task {task_id} is in another's lane"
@@ -66,12 +77,20 @@ def _check_workers(cluster: Cluster) -> None:
             if packages:
                 foreign[packages] = foreign.get(packages, 0) + batch.width
         assert worker.foreign == foreign, f"5: worker {ident} has miscounted its load in environments"
-        functions: Dict[Function, int] = {}
+        specs: Dict[Spec, int] = {}
+        leases: Dict[Lease, int] = {}
         for batch in batches:
-            functions[batch.spec.function] = functions.get(batch.spec.function, 0) + 1
-        assert worker.functions == functions, f"6: worker {ident} has miscounted its functions"
+            if batch.lease is None:
+                specs[batch.spec] = specs.get(batch.spec, 0) + 1
+            else:
+                leases[batch.lease] = leases.get(batch.lease, 0) + 1
+        assert worker.specs == specs, f"6: worker {ident} has miscounted its tasks by spec"
+        assert worker.leases == leases, f"28: worker {ident} has miscounted its tasks by lease"
+        booked = set(worker.cards.leases) if worker.cards is not None else set()
+        assert booked == set(leases), f"28: worker {ident} has booked cards for other leases than those in use"
         takes = worker.state is WorkerState.HEALTHY
         healthy += takes
+        assert worker.is_counted == takes, f"10: worker {ident} is wrongly (not) counted as healthy"
         assert (worker in cluster._idle) == (takes and load < worker.slots), (
             f"7: worker {ident} is wrongly (not) among the idle"
         )
@@ -84,6 +103,8 @@ def _check_workers(cluster: Cluster) -> None:
     orphans = sum(len(worker.orphans) for worker in cluster._workers.values())
     assert orphans == sum(map(len, cluster._orphans.values())), "9: an orphan is on no worker"
     assert healthy == cluster._healthy, f"10: {healthy} workers are healthy, but {cluster._healthy} were told"
+    order = [(-worker.speed, worker.id) for worker in cluster._idle]
+    assert order == sorted(order), "7: the idle are not in the order of their speed"
     for worker in [*cluster._idle, *cluster._stacked]:
         assert cluster._workers.get(worker.id) is worker, (
             f"7: worker {worker.id} is gone, but still among the idle or the stacked"
@@ -91,9 +112,7 @@ def _check_workers(cluster: Cluster) -> None:
 
 
 def _check_groups(cluster: Cluster) -> None:
-    listed = cluster._queues.ready()
-    order = [group.priority for group in listed]
-    assert order == sorted(order, reverse=True), "11: groups are not in the order of their priority"
+    listed = list(cluster._queues._ready)
     assert len(set(map(id, listed))) == len(listed), "11: a group is listed twice"
     ready = [group for group in cluster._queues.groups.values() if group.count]
     assert sorted(map(id, listed)) == sorted(map(id, ready)), (
@@ -104,7 +123,7 @@ def _check_groups(cluster: Cluster) -> None:
         able = {
             worker: worker.width_of(group.need)
             for worker in cluster._workers.values()
-            if worker.state is WorkerState.HEALTHY and worker.width_of(group.need)
+            if worker.state is WorkerState.HEALTHY and worker.width_of(group.need) is not None
         }
         assert group.workers == able, f"13: the group of {key} does not know who can run its tasks"
         counts = 0
@@ -125,11 +144,27 @@ def _check_groups(cluster: Cluster) -> None:
             group.set_due()
             assert due <= group.due, f"17: the group of {key} would look at its tasks at {due}, but {group.due} is the time"
             group.due = due
+        assert group.count or group not in cluster._held, f"29: the group of {key} is held back and has nothing ready"
         if group.count:
-            for worker in group.workers:
-                assert worker.load >= worker.slots or worker.is_installing(group), (
-                    f"18: a slot of worker {worker.id} is free, and a task that it could run is ready"
-                )
+            idle = [worker for worker in group.workers if worker.has_room(group) and not worker.is_installing(group)]
+            names = ", ".join(worker.id for worker in idle)
+            assert not idle or group in cluster._held, (
+                f"18: {names} could run a task of {key} that is ready, and nothing speaks against it"
+            )
+        repeatable = sum(
+            batch.spec.group is group and batch.spec.is_repeatable
+            for worker in cluster._workers.values()
+            for batch in [*worker.assigned.values(), *worker.orphans.values()]
+        )
+        assert group.repeatable == repeatable, (
+            f"31: the group of {key} counts {group.repeatable} repeatable attempts, not {repeatable}"
+        )
+        assert (group in cluster._repeatable) == bool(repeatable), (
+            f"31: the group of {key} is wrongly (not) among the repeatable"
+        )
+    assert not cluster._held or cluster._look_at is not None, "29: tasks are held back and nobody will look at them again"
+    for group in cluster._held:
+        assert cluster._queues.groups.get(group.key) is group, "29: a group that is gone is still held back"
     for group in cluster._stuck:
         assert cluster._queues.groups.get(group.key) is group, "16: a group that is gone is still stuck"
 
@@ -139,6 +174,7 @@ def _check_clients(cluster: Cluster) -> None:
     for task_id, where in cluster._tasks.items():
         if isinstance(where, Worker):
             spec = where.assigned[task_id].spec
+            assert task_id not in cluster._copies or where in cluster._copies[task_id]
         else:
             spec = where if isinstance(where, Spec) else where.spec
         number = spec.client.number
@@ -149,6 +185,15 @@ def _check_clients(cluster: Cluster) -> None:
     for number, client in cluster._clients.items():
         found = pending.get(number, 0)
         assert client.pending == found, f"21: client {number} counts {client.pending} pending tasks and has {found}"
+        holding = sum(
+            batch.charge
+            for worker in cluster._workers.values()
+            for batch in worker.assigned.values()
+            if batch.spec.client is client
+        )
+        assert isclose(client.holding, holding, abs_tol=1e-6), (
+            f"32: client {number} is charged {client.holding} for what runs, not {holding}"
+        )
         for spec in [*client.specs.values(), *client.replaced]:
             specs[id(spec.group)] = specs.get(id(spec.group), 0) + 1
     for group in cluster._queues.groups.values():
@@ -163,4 +208,5 @@ def _check_odds(cluster: Cluster) -> None:
     for worker in cluster._workers.values():
         for task_id, batch in worker.assigned.items():
             attempt = cluster._supervision.attempt_of(task_id)
-            assert batch.attempt == attempt, f"25: task {task_id} runs as attempt {batch.attempt}, its history says {attempt}"
+            is_newest = batch.attempt == attempt or (batch.attempt < attempt and batch.spec.is_repeatable)
+            assert is_newest, f"25: task {task_id} runs as attempt {batch.attempt}, its history says {attempt}"

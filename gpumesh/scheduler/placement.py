@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import heapq
 import math
+from itertools import islice
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from gpumesh.config import (
@@ -19,13 +20,16 @@ from gpumesh.config import (
     UNKNOWN_AHEAD_TASKS,
 )
 from gpumesh.model.records import NamedTuple
+from gpumesh.scheduler.horizon import may_take
+from gpumesh.scheduler.idle import Idle
 from gpumesh.scheduler.queues import Group
 from gpumesh.scheduler.states import Spec, Worker
-from gpumesh.scheduler.throughput import Function
 
 STEPS_PER_WORKER = (
     8  # A batch is dealt out in about so many steps for each worker: even to an eighth of a share, cheap for any size.
 )
+LARGE_MESH = 64  # Workers, all of whom are looked at for each batch of tasks.
+IDLE_PER_TASK = 4  # Idle workers that are looked at for each task in a larger one.
 REFILL_FRACTION = 1 / AHEAD_ROUND_TRIPS  # Of the allowance: what is left lasts for the round trip that a refill takes.
 
 
@@ -33,24 +37,27 @@ class Nowhere(enum.Enum):
     """Why there is no place."""
 
     BUSY = "busy"
+    HELD = "held"  # Who has room would end it too late; the others will get to it sooner.
     INFEASIBLE = "infeasible"
 
 
 BUSY = Nowhere.BUSY
+HELD = Nowhere.HELD
 INFEASIBLE = Nowhere.INFEASIBLE
 
 
 class Placed(NamedTuple):
-    """So many tasks to each of these."""
+    """So many tasks to each of these; `is_held`: somebody else had room, and was not allowed to use it."""
 
     shares: List[Tuple[Worker, int]]
+    is_held: bool = False
 
 
 Answer = Union[Placed, Nowhere]
 
 
-def allowance(worker: Worker, spec: Spec) -> int:
-    """Slots' worth of tasks that should be at a worker, running and waiting, if the next ones are of this spec.
+def allowance(worker: Worker, spec: Spec, slots: int) -> int:
+    """Tasks' worth of slots that should be at a worker's `slots`, running and waiting, if the next ones are of this spec.
 
     As many wait there as hide the round trip: `AHEAD_ROUND_TRIPS` times what the slots finish in one. A task that may start at
     most once never waits at a worker, where nobody could tell whether it had started when the worker is lost. None should be at a
@@ -58,10 +65,9 @@ def allowance(worker: Worker, spec: Spec) -> int:
     """
     if worker.facts.installing and worker.is_installing(spec.group):
         return 0
-    slots = worker.slots
     if spec.spec.retries == 0:
         return slots
-    pace = _pace(worker, spec.function)
+    pace = _pace(worker, spec)
     if pace is None:
         return slots + UNKNOWN_AHEAD_TASKS
     if worker.round_trip < AHEAD_NEGLIGIBLE * pace:
@@ -69,15 +75,16 @@ def allowance(worker: Worker, spec: Spec) -> int:
     return slots + min(MAX_AHEAD_TASKS, math.ceil(AHEAD_ROUND_TRIPS * worker.round_trip / pace) * slots)
 
 
-def _pace(worker: Worker, function: Function) -> Optional[float]:
+def _pace(worker: Worker, spec: Spec) -> Optional[float]:
     """Seconds after which a slot comes free, by the longest of what is here and what is to come; None: unknown."""
-    pace = worker.seconds(function)
-    for other in worker.functions:
-        if pace is None:
-            return None
-        if other is not function:
-            seconds = worker.seconds(other)
-            pace = None if seconds is None else max(pace, seconds)
+    if not spec.function.is_known:
+        return None
+    pace = worker.seconds(spec)
+    for other in worker.specs:
+        if other is not spec:
+            if not other.function.is_known:
+                return None
+            pace = max(pace, worker.seconds(other))
     return pace
 
 
@@ -98,7 +105,16 @@ def space(worker: Worker, group: Group, allowed: int, width: int) -> int:
     return -(-(allowed - worker.load_of(group)) // width)
 
 
-def place(group: Group, spec: Spec, ready: int, rivals: Sequence[Group]) -> Answer:
+def card_room(worker: Worker, group: Group, allowed: int) -> int:
+    """Tasks to send now to a worker's cards: `allowed` for each lease of the group's need, of which one more may be opened."""
+    need = group.need
+    count = sum(allowed - load for lease, load in worker.leases.items() if lease.need == need and load < allowed)
+    if allowed and worker.cards is not None and worker.cards.can_open(need):
+        count += allowed
+    return count
+
+
+def place(group: Group, spec: Spec, ready: int, rivals: Sequence[Group], idle: Idle, now: float) -> Answer:
     """Deal out up to `ready` tasks of one spec, each to the worker with room where it is expected to end first.
 
     Where `rivals`, other groups with ready tasks, wait for the same worker, nothing is sent ahead; and when several clients wait
@@ -108,33 +124,48 @@ def place(group: Group, spec: Spec, ready: int, rivals: Sequence[Group]) -> Answ
         return INFEASIBLE
     rooms: List[Tuple[Worker, int]] = []
     total = 0
-    for worker, width in group.workers.items():
-        allowed = allowance(worker, spec)
-        if allowed and rivals and any(worker in rival.workers and not worker.is_installing(rival) for rival in rivals):
-            allowed = worker.slots
-        count = room(worker, group, allowed, width)
-        if count > 0:
-            rooms.append((worker, count))
-            total += count
+    is_held = False
+    for worker in _candidates(group, ready, idle):
+        width = group.workers[worker]
+        slots = worker.slots if width else 1
+        allowed = allowance(worker, spec, slots)
+        if allowed > slots and rivals and any(worker in rival.workers and not worker.is_installing(rival) for rival in rivals):
+            allowed = slots
+        count = room(worker, group, allowed, width) if width else card_room(worker, group, allowed)
+        if count <= 0:
+            continue
+        if not may_take(worker, group, spec, now):
+            is_held = True
+            continue
+        rooms.append((worker, count))
+        total += count
     if not rooms:
-        return BUSY
+        return HELD if is_held else BUSY
     if len(group.lanes) > 1:
         ready = min(ready, max(1, total // len(group.lanes)))
     if ready >= total:
-        return Placed(rooms)
+        return Placed(rooms, is_held)
     if len(rooms) == 1:
-        return Placed([(rooms[0][0], ready)])
-    return Placed(_deal(spec.function, ready, rooms, group))
+        return Placed([(rooms[0][0], ready)], is_held)
+    return Placed(_deal(spec, ready, rooms, group, now), is_held)
 
 
-def _deal(function: Function, ready: int, rooms: Sequence[Tuple[Worker, int]], group: Group) -> List[Tuple[Worker, int]]:
+def _candidates(group: Group, ready: int, idle: Idle) -> Iterable[Worker]:
+    """Whom to look at: everybody; but among many, where enough are idle for a few tasks, the fastest of those."""
+    if len(group.workers) <= LARGE_MESH or group.need.needs_gpu or ready * IDLE_PER_TASK >= len(idle):
+        return group.workers
+    found = [worker for worker in islice(idle, LARGE_MESH + ready * IDLE_PER_TASK) if worker in group.workers]
+    return found if len(found) >= ready else group.workers
+
+
+def _deal(spec: Spec, ready: int, rooms: Sequence[Tuple[Worker, int]], group: Group, now: float) -> List[Tuple[Worker, int]]:
     """Fewer tasks than room: the next always goes where it would end first."""
     step = max(1, ready // (STEPS_PER_WORKER * len(rooms)))
     shares = [0] * len(rooms)
     heap: List[Tuple[float, float, int]] = []
     bids: List[_Bid] = []
     for index, (worker, _) in enumerate(rooms):
-        bid = _Bid(worker, function, group.workers[worker])
+        bid = _Bid(worker, spec, group, now)
         bids.append(bid)
         heap.append((bid.ends(), -worker.facts.score, index))
     heapq.heapify(heap)
@@ -153,23 +184,25 @@ def _deal(function: Function, ready: int, rooms: Sequence[Tuple[Worker, int]], g
 
 
 class _Bid:
-    """When one more task would end on a worker. Lengths nobody has measured count as 1 second each, queued or not."""
+    """When one more task would end on a worker: lengths nobody has measured count as one unit of work each, queued or not."""
 
-    __slots__ = ("slots", "load", "width", "work", "seconds", "is_known")
+    __slots__ = ("slots", "load", "width", "work", "seconds")
 
-    def __init__(self, worker: Worker, function: Function, width: int) -> None:
-        self.slots = worker.slots
-        self.load = worker.load
-        self.width = width
-        seconds = worker.seconds(function)
-        self.is_known = seconds is not None
-        self.seconds = 1.0 if seconds is None else seconds
-        self.work = _work(worker, self.seconds) if self.is_known else 0.0
+    def __init__(self, worker: Worker, spec: Spec, group: Group, now: float) -> None:
+        self.seconds = worker.seconds(spec)
+        width = group.workers[worker]
+        if width:
+            self.slots = worker.slots
+            self.load = worker.load
+            self.width = width
+            self.work = worker.busy_seconds(group, now) * worker.slots if worker.load else 0.0
+        else:  # On cards, which are booked one by one: those that are here run already.
+            self.slots = self.width = 1
+            self.load = 0
+            self.work = 0.0
 
     def ends(self) -> float:
-        """Seconds from now; with an unknown length the depth of the queue, so that free slots come first."""
-        if not self.is_known:
-            return max(0.0, (self.load + self.width - self.slots) / self.slots)
+        """Time from now."""
         if self.load + self.width <= self.slots:
             return self.seconds
         return max(self.seconds, (self.work + self.seconds * self.width) / self.slots)
@@ -180,13 +213,9 @@ class _Bid:
         self.work += self.seconds * self.width * count
 
 
-def _work(worker: Worker, unknown: float) -> float:
-    """Slot seconds of all that is at a worker."""
-    work = 0.0
-    for function, count in worker.functions.items():
-        seconds = worker.seconds(function)
-        work += count * (unknown if seconds is None else seconds)
-    return work
+def _work(worker: Worker) -> float:
+    """Slot seconds of all that wants slots at a worker, as far as known."""
+    return sum(count * worker.seconds(spec) for spec, count in worker.specs.items() if spec.function.is_known)
 
 
 class Surplus(NamedTuple):
@@ -196,7 +225,7 @@ class Surplus(NamedTuple):
     look_again: float
 
 
-class Idle:
+class Rescue:
     """The workers with free slots, and how much they can take over at once: what they do until the next look."""
 
     __slots__ = ("budget", "_workers", "_best")
@@ -206,27 +235,27 @@ class Idle:
         self.budget = RECALL_AFTER_SECONDS * sum(worker.slots - worker.load for worker in self._workers)  # Slot seconds.
         self._best: Dict[Spec, Optional[float]] = {}
 
-    def best_seconds(self, spec: Spec) -> Optional[float]:
-        """Round trip and run time on the best of them; 0 if the length is unknown; None if none of them can run it."""
+    def best_seconds(self, spec: Spec, now: float) -> Optional[float]:
+        """Round trip and run time on the best of them; 0 if the length is unknown; None if none of them can or should run it."""
         if spec in self._best:
             return self._best[spec]
         best: Optional[float] = None
+        group = spec.group
         for worker in self._workers:
-            if worker in spec.group.workers and not worker.is_installing(spec.group):
-                seconds = worker.seconds(spec.function)
-                own = 0.0 if seconds is None else seconds + worker.round_trip
-                if best is None or own < best:
+            if group.workers.get(worker) and not worker.is_installing(group):
+                own = worker.seconds(spec) + worker.round_trip if spec.function.is_known else 0.0
+                if (best is None or own < best) and may_take(worker, group, spec, now):
                     best = own
         self._best[spec] = best
         return best
 
     def spend(self, worker: Worker, spec: Spec) -> None:
         """One of them takes over a task of this spec; a long or unknown one takes its slot until the next look."""
-        seconds = worker.seconds(spec.function)
-        self.budget -= RECALL_AFTER_SECONDS if seconds is None else min(RECALL_AFTER_SECONDS, seconds)
+        is_known = spec.function.is_known
+        self.budget -= min(RECALL_AFTER_SECONDS, worker.seconds(spec)) if is_known else RECALL_AFTER_SECONDS
 
 
-def surplus(worker: Worker, idle: Idle, now: float) -> Surplus:
+def surplus(worker: Worker, idle: Rescue, now: float) -> Surplus:
     """Which of the tasks that wait at a worker should go back, because one of the `idle` would probably end them sooner.
 
     They must have waited for a while, and the longer they have, the longer they are expected to wait still: the task in front
@@ -234,23 +263,25 @@ def surplus(worker: Worker, idle: Idle, now: float) -> Surplus:
     """
     waiting = worker.load - worker.slots
     limit = -(-waiting // 2)
-    wait_seconds = _work(worker, 0.0) / worker.slots
+    wait_seconds = _work(worker) / worker.slots
     tasks: List[Tuple[int, int]] = []
     look_again = math.inf
     for task_id in reversed(worker.assigned):
         batch = worker.assigned[task_id]
+        if batch.lease is not None:
+            continue
         limit -= batch.width
         if limit < 0 and tasks:
             break
         waiting -= batch.width
         if waiting < 0:
             break  # From here on they may be running.
-        if task_id in worker.recalled:
+        if task_id in worker.recalled or batch.lease is not None:
             continue
         if idle.budget <= 0:
             look_again = min(look_again, now + RECALL_AFTER_SECONDS)
             break
-        own = idle.best_seconds(batch.spec)
+        own = idle.best_seconds(batch.spec, now)
         if own is None:
             continue
         due = batch.assigned_at + (RECALL_AFTER_SECONDS if own <= wait_seconds else max(RECALL_AFTER_SECONDS, own))

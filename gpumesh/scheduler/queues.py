@@ -2,7 +2,9 @@
 
     Queues ── Group (requirement, priority, packages) ── Lane (client) ── Run (spec, ids)
 
-Groups are served by priority, higher first, and take turns at equal priority; lanes take turns; inside a lane order is kept.
+Groups are served by priority, higher first, and a step of priority is gained by waiting for `AGEING_SECONDS`. At equal priority the client goes
+first that was served least, in slot seconds since all that are here now have been here. Inside a lane order is kept, but for `cost`: where it
+is given, the costlier go first, since what is long and starts last decides the end.
 A cancelled task leaves its id behind, which is skipped later: taking it out of the middle would cost a scan for each.
 """
 
@@ -11,12 +13,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from itertools import repeat
-from typing import Deque, Dict, Iterator, List, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Deque, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from gpumesh.config import INFEASIBLE_NOTICE_SECONDS
+from gpumesh.config import AGEING_SECONDS, INFEASIBLE_NOTICE_SECONDS
 from gpumesh.model.ids import ClientNumber
 from gpumesh.model.resources import Requirement
 from gpumesh.scheduler.states import Client, Spec, Worker
+
+if TYPE_CHECKING:
+    from gpumesh.scheduler.horizon import Horizon
 
 MERGE_FRACTION = 0.05  # Of its placement timeout by which a task may fail early because it shares a run with an earlier one.
 DEAD_IDS = 64  # A lane with more dead ids than this, and than living ones, is cleaned.
@@ -100,7 +105,8 @@ GroupKey = Tuple[Requirement, int, Tuple[str, ...]]
 class Group:
     """Ready tasks with the same requirement, priority and packages, and the workers that can run them."""
 
-    __slots__ = ("need", "priority", "packages", "workers", "specs", "lanes", "count", "is_saturated", "due")
+    __slots__ = ("need", "priority", "packages", "workers", "specs", "lanes", "count", "is_saturated", "due", "waits_since",
+                 "horizon", "repeatable")  # fmt: skip
 
     def __init__(self, need: Requirement, priority: int, packages: Tuple[str, ...] = ()) -> None:
         self.need = need
@@ -112,6 +118,11 @@ class Group:
         self.count = 0  # Ready tasks.
         self.is_saturated = False  # Every worker was found full, and nothing has made room or changed what comes next.
         self.due = math.inf  # While stuck: when the next notice or failure is due.
+        self.waits_since = 0.0  # While it has ready tasks: when it came to have some, or was served last.
+        self.horizon: Optional[Horizon] = None  # As last found; for the tail rule.
+        self.repeatable = (
+            0  # Attempts at idempotent tasks of it that are assigned to workers, or were until they were given up.
+        )
 
     @property
     def key(self) -> GroupKey:
@@ -121,17 +132,32 @@ class Group:
     def push(self, spec: Spec, ids: Sequence[int], now: float) -> None:
         """Append new tasks."""
         lane = self._lane(spec.client)
+        if not self.count:
+            self.waits_since = now
         last = lane.runs[-1] if lane.runs else None
-        if last is not None and last.spec is spec and (self.workers or self._may_join(last, spec, now)):
+        if last is not None and spec.spec.cost > last.spec.spec.cost:
+            self._push_costly(lane, spec, ids, now)
+        elif last is not None and last.spec is spec and (self.workers or self._may_join(last, spec, now)):
             last.ids.extend(ids)
         else:
             lane.runs.append(Run(spec, deque(ids), now))
         lane.count += len(ids)
         self.count += len(ids)
 
+    @staticmethod
+    def _push_costly(lane: Lane, spec: Spec, ids: Sequence[int], now: float) -> None:
+        """Before all that cost less, behind the rest."""
+        cheaper: List[Run] = []
+        while lane.runs and lane.runs[-1].spec.spec.cost < spec.spec.cost:
+            cheaper.append(lane.runs.pop())
+        lane.runs.append(Run(spec, deque(ids), now))
+        lane.runs.extend(reversed(cheaper))
+
     def push_front(self, spec: Spec, task_id: int, now: float) -> None:
         """A task comes back; it goes first."""
         lane = self._lane(spec.client)
+        if not self.count:
+            self.waits_since = now
         first = lane.runs[0] if lane.runs else None
         if first is not None and first.spec is spec and (self.workers or self._may_join(first, spec, now)):
             first.ids.appendleft(task_id)
@@ -142,15 +168,11 @@ class Group:
         self.is_saturated = False
 
     def take(self, lane: Lane, limit: int) -> List[int]:
-        """The next tasks of a lane, all of one spec; then it is the next lane's turn."""
+        """The next tasks of a lane, all of one spec."""
         ids = lane.take(limit)
         self.count -= len(ids)
-        number = lane.client.number
         if not lane.count:
-            del self.lanes[number]
-        elif len(self.lanes) > 1:
-            del self.lanes[number]
-            self.lanes[number] = lane
+            del self.lanes[lane.client.number]
         return ids
 
     def kill(self, client: Client, task_id: int) -> None:
@@ -182,7 +204,16 @@ class Group:
 
     def next_lane(self) -> Lane:
         """Whose turn it is; only while there are ready tasks."""
-        return next(iter(self.lanes.values()))
+        lanes = iter(self.lanes.values())
+        best = next(lanes)
+        for lane in lanes:
+            if lane.client.served < best.client.served:
+                best = lane
+        return best
+
+    def least_served(self) -> float:
+        """What the client has got that is next here."""
+        return min(lane.client.served for lane in self.lanes.values())
 
     def wait_from(self, now: float) -> None:
         """From now on nobody can run these: the time to give up is counted from here."""
@@ -236,36 +267,38 @@ class Queues:
 
     def __init__(self) -> None:
         self.groups: Dict[GroupKey, Group] = {}
-        self._ready: Dict[
-            int, Dict[Group, None]
-        ] = {}  # By priority, highest first: groups that have ready tasks, the next first.
+        self._ready: Dict[Group, None] = {}  # Those with ready tasks, the next first as far as priority and clients do not say.
 
     def note(self, group: Group) -> None:
         """Call after each change of a group's count: keeps the list of groups with ready tasks."""
-        tier = self._ready.get(group.priority)
         if group.count:
-            if tier is None:
-                self._ready[group.priority] = {group: None}
-                if len(self._ready) > 1:
-                    self._ready = dict(sorted(self._ready.items(), reverse=True))
-            else:
-                tier.setdefault(group)
-        elif tier is not None and group in tier:
-            del tier[group]
-            if not tier:
-                del self._ready[group.priority]
+            self._ready.setdefault(group)
+        else:
+            self._ready.pop(group, None)
 
-    def served(self, group: Group) -> None:
+    def served(self, group: Group, now: float) -> None:
         """This group has had its turn."""
-        tier = self._ready.get(group.priority)
-        if tier is not None and len(tier) > 1 and group in tier:
-            del tier[group]
-            tier[group] = None
+        group.waits_since = now
+        if len(self._ready) > 1 and group in self._ready:
+            del self._ready[group]
+            self._ready[group] = None
 
-    def ready(self) -> List[Group]:
+    def ready(self, now: float) -> List[Group]:
         """Groups with ready tasks, in the order in which they are to be served."""
-        return [group for tier in self._ready.values() for group in tier]
+        groups = list(self._ready)
+        if len(groups) > 1:
+            groups.sort(key=lambda group: (-_rank(group, now), group.least_served()))
+        return groups
 
     def rivals(self, group: Group) -> List[Group]:
         """Other groups with ready tasks that somebody can run."""
-        return [other for tier in self._ready.values() for other in tier if other is not group and other.workers]
+        return [other for other in self._ready if other is not group and other.workers]
+
+    def any_ready(self) -> bool:
+        """Whether any group has ready tasks."""
+        return bool(self._ready)
+
+
+def _rank(group: Group, now: float) -> int:
+    """Priority, and the steps gained by waiting."""
+    return group.priority + int((now - group.waits_since) / AGEING_SECONDS)

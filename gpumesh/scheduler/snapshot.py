@@ -48,7 +48,8 @@ def _worker_view(worker: Worker) -> Dict[str, Any]:
     device = best_device(facts)
     running = len(worker.executing())
     view = facts_as_dict(facts)
-    view["devices"] = [device_view(each, None, None) for each in facts.devices]
+    usage = {each.key: each for each in worker.cards.usage()} if worker.cards is not None else {}
+    view["devices"] = [device_view(each, usage.get(each.key), worker.readings.get(each.key)) for each in facts.devices]
     view.update(
         id=worker.id,
         device=_device_label(device),

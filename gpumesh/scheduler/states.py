@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
 
 from gpumesh.config import ROUND_TRIP_CAP_SECONDS, ROUND_TRIP_FLOOR_SECONDS
 from gpumesh.model.ids import ClientNumber, WorkerId
-from gpumesh.model.resources import Requirement, WorkerFacts, lacks
+from gpumesh.model.resources import CardReading, Requirement, WorkerFacts, lacks
 from gpumesh.model.tasks import TaskSpec
+from gpumesh.scheduler.cards import Cards, Lease
 from gpumesh.scheduler.throughput import Function
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ WORKER_MOVES: Dict[Tuple[WorkerState, WorkerState], str] = {
 class Client:
     """Someone who submits tasks and waits for their ends."""
 
-    __slots__ = ("number", "name", "specs", "replaced", "pending", "noticed")
+    __slots__ = ("number", "name", "specs", "replaced", "pending", "noticed", "served", "holding")
 
     def __init__(self, number: ClientNumber, name: str) -> None:
         self.number = number
@@ -81,30 +82,45 @@ class Client:
         self.specs: Dict[int, Spec] = {}  # By the client's own numbers.
         self.replaced: List[Spec] = []  # Their number means another by now; tasks of them may still be here.
         self.pending = 0  # Tasks of this client in the table of tasks.
+        self.served = 0.0  # Slot seconds given to it, on the clock that all clients share: who has least is next.
+        self.holding = 0.0  # The part of it charged for what workers have now.
         self.noticed: Dict[Requirement, None] = {}  # Told once that nobody can run this.
 
 
 class Spec:
     """One TaskSpec of one client, with what the scheduler looks up for it."""
 
-    __slots__ = ("client", "spec", "function", "group")
+    __slots__ = ("client", "spec", "function", "group", "scale", "is_repeatable")
 
     def __init__(self, client: Client, spec: TaskSpec, function: Function, group: Group) -> None:
         self.client = client
         self.spec = spec
         self.function = function
         self.group = group
+        self.is_repeatable = spec.idempotent and spec.retries != 0  # Its tasks may run twice at the same time.
+        self.scale = spec.cost or 1.0  # Length of its tasks over that of others of the function, as the user sees it.
 
 
 class Batch:
     """Tasks of one spec that went to a worker together, all at the same attempt: what an assigned task knows about itself."""
 
-    __slots__ = ("spec", "attempt", "width", "assigned_at", "probe")
+    __slots__ = ("spec", "attempt", "width", "assigned_at", "probe", "charge", "lease")
 
-    def __init__(self, spec: Spec, attempt: int, width: int, assigned_at: float, probe: int) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        attempt: int,
+        width: int,
+        assigned_at: float,
+        probe: int,
+        charge: float = 0.0,
+        lease: Optional[Lease] = None,
+    ) -> None:
         self.spec = spec
         self.attempt = attempt
-        self.width = width  # Slots that each of them takes.
+        self.width = width  # Slots that each of them takes; 0 under a lease of cards.
+        self.charge = charge  # Slot seconds that its client was charged for each of them, to be corrected by what they took.
+        self.lease = lease
         self.assigned_at = assigned_at
         self.probe = (
             probe  # Id of the task that did not queue behind another, -1 if none: its time away measures the round trip.
@@ -114,25 +130,41 @@ class Batch:
 class Worker:
     """A connected worker."""
 
-    __slots__ = ("id", "facts", "slots", "is_draining", "assigned", "orphans", "recalled", "load", "foreign", "functions", "round_trip",
-                 "trips", "done")  # fmt: skip
+    __slots__ = ("id", "facts", "slots", "speed", "is_draining", "assigned", "orphans", "recalled", "load", "foreign", "specs",
+                 "cards", "leases", "readings", "round_trip", "trips", "done", "ended_at", "is_counted")  # fmt: skip
 
     def __init__(self, ident: WorkerId, facts: WorkerFacts) -> None:
         self.id = ident
         self.facts = facts
         self.slots = facts.slots
+        self.speed = facts.score / facts.slots  # Of one slot, by the score.
         self.is_draining = False
         self.assigned: Dict[int, Batch] = {}  # In the order of assignment, which is the order in which the worker starts them.
         self.orphans: Dict[
             Tuple[int, int], Batch
-        ] = {}  # (task id, attempt) whose client left: they hold their slots until reported.
+        ] = {}  # (task id, attempt) that nobody waits for any more: they hold their slots until reported.
         self.recalled: Dict[int, None] = {}  # Assigned and asked back for another worker; once per attempt.
         self.load = 0  # Slots wanted by all that is assigned here, orphans included; more than `slots` means a queue.
         self.foreign: Dict[Tuple[str, ...], int] = {}  # The part of `load` in environments, by packages; never 0.
-        self.functions: Dict[Function, int] = {}  # How many of `assigned` and `orphans` are of each; never 0.
+        self.specs: Dict[Spec, int] = {}  # How many of those that want slots are of each; never 0.
+        self.cards: Optional[Cards] = Cards(facts.devices, facts.memory) if has_cards(facts) else None
+        self.leases: Dict[Lease, int] = {}  # Of its cards, and how many tasks are assigned to each; never 0.
+        self.readings: Dict[str, CardReading] = {}  # The newest of each card.
         self.round_trip = ROUND_TRIP_FLOOR_SECONDS
         self.trips = 0  # How often it was measured.
         self.done = 0  # Tasks delivered from here.
+        self.ended_at = 0.0  # When results came from here last.
+        self.is_counted = False  # Among the healthy ones that clients are told of.
+
+    def change(self, facts: WorkerFacts) -> None:
+        """It has told new facts."""
+        self.facts = facts
+        self.slots = facts.slots
+        self.speed = facts.score / facts.slots
+        if self.cards is not None:
+            self.cards.update(facts.devices)
+        elif has_cards(facts):
+            self.cards = Cards(facts.devices, facts.memory)
 
     @property
     def state(self) -> WorkerState:
@@ -141,13 +173,28 @@ class Worker:
             return WorkerState.DRAINING
         return WorkerState.PROBLEM if self.facts.problem else WorkerState.HEALTHY
 
-    def width_of(self, need: Requirement) -> int:
-        """Slots that a task with this requirement takes here; 0: it can never run here."""
+    def width_of(self, need: Requirement) -> Optional[int]:
+        """Slots that a task with this requirement takes here, 0 if it runs on cards; None: it can never run here."""
         if lacks(self.facts, need):
-            return 0
+            return None
+        if need.needs_gpu:
+            return 0 if self.cards is not None and self.cards.capacity(need) else None
         if not need.cores:
             return 1
         return min(self.slots, max(1, math.ceil(need.cores * self.slots / self.facts.cores)))
+
+    def servers(self, group: Group) -> int:
+        """Tasks of this group that can run here at once."""
+        width = group.workers[self]
+        if width:
+            return max(1, self.slots // width)
+        return self.cards.capacity(group.need) if self.cards is not None else 0
+
+    def has_room(self, group: Group) -> bool:
+        """Whether one more task of this group would start here at once."""
+        if group.workers[self]:
+            return self.load < self.slots
+        return self.cards is not None and self.cards.can_open(group.need)
 
     def load_of(self, group: Group) -> int:
         """Slots wanted here by tasks of this group's environment.
@@ -163,33 +210,119 @@ class Worker:
         """Whether this group's tasks must wait until their packages are installed here."""
         return bool(group.packages) and group.packages in self.facts.installing
 
-    def seconds(self, function: Function) -> Optional[float]:
-        """Expected run time of a task of this function here."""
-        return function.seconds_on(self.id, self.facts.score)
+    # --- speed
+
+    def prior(self, need: Requirement) -> float:
+        """Speed of one task here, by score."""
+        if need.needs_gpu and self.cards is not None:
+            return self.cards.score(need) or self.speed
+        return self.speed
+
+    def seconds(self, spec: Spec) -> float:
+        """Expected run time of a task of this spec here; in no particular unit while its function is not known."""
+        return spec.scale * spec.function.seconds_on(self.id, self.prior(spec.group.need))
+
+    def remaining(self, batch: Batch, now: float) -> float:
+        """Seconds until a running task of this batch ends: the rest of the mean, or as long again as it has run."""
+        seconds = self.seconds(batch.spec)
+        if not batch.spec.function.is_known:
+            return seconds
+        ran = self.ran(batch, now)
+        return max(seconds - ran, ran)
+
+    def ran(self, batch: Batch, now: float) -> float:
+        """Seconds since a running task of this batch was started, as far as can be told from here."""
+        return now - (max(batch.assigned_at, self.ended_at) if self.slots == 1 and batch.lease is None else batch.assigned_at)
+
+    def running(self) -> List[Tuple[int, Batch]]:
+        """What may be executing: the first in order of assignment, as many as the slots can hold, and the first of each lease."""
+        free = self.slots - sum(batch.width for batch in self.orphans.values())
+        if not self.leases and free <= 0:
+            return []
+        found: List[Tuple[int, Batch]] = []
+        used: Dict[Lease, None] = {}
+        for task_id, batch in self.assigned.items():
+            if batch.lease is not None:
+                if batch.lease not in used:
+                    used[batch.lease] = None
+                    found.append((task_id, batch))
+            elif free > 0:
+                free -= batch.width
+                found.append((task_id, batch))
+            elif not self.leases:
+                break
+        return found
+
+    def executing(self) -> List[int]:
+        """Ids of what may be executing."""
+        return [task_id for task_id, _ in self.running()]
+
+    def free_in(self, group: Group, now: float, count: int) -> List[float]:
+        """In how many seconds each of `count` servers for this group is free."""
+        is_leased = not group.workers[self]
+        free: List[float] = []
+        queued = 0.0
+        taken = 0
+        running = dict(self.running())
+        for task_id, batch in self.assigned.items():
+            if (batch.lease is not None) is not is_leased:
+                continue
+            taken += 1
+            if task_id in running:
+                if len(free) < count:
+                    free.append(self.remaining(batch, now))
+            elif taken <= 4 * count:
+                queued += self.seconds(batch.spec)
+            else:
+                queued *= len(self.assigned) / taken  # The rest is like those.
+                break
+        free.extend([0.0] * (count - len(free)))
+        if queued:
+            free = [seconds + queued / count for seconds in free]
+        return free
+
+    def busy_seconds(self, group: Group, now: float) -> float:
+        """The same for all its servers on average."""
+        count = min(self.servers(group), 8)
+        return sum(self.free_in(group, now, count)) / count if self.assigned else 0.0
+
+    # --- what is here
 
     def add(self, batch: Batch, count: int) -> None:
         """`count` tasks of a batch are here now."""
+        if batch.lease is not None:
+            self.leases[batch.lease] = self.leases.get(batch.lease, 0) + count
+            return
         self.load += batch.width * count
         packages = batch.spec.group.packages
         if packages:
             self.foreign[packages] = self.foreign.get(packages, 0) + batch.width * count
-        function = batch.spec.function
-        self.functions[function] = self.functions.get(function, 0) + count
+        spec = batch.spec
+        self.specs[spec] = self.specs.get(spec, 0) + count
 
     def remove(self, batch: Batch, count: int) -> None:
         """`count` tasks of a batch are no longer here."""
+        if batch.lease is not None:
+            left = self.leases[batch.lease] - count
+            if left:
+                self.leases[batch.lease] = left
+            else:
+                del self.leases[batch.lease]
+                if self.cards is not None:
+                    self.cards.close(batch.lease)
+            return
         self.load -= batch.width * count
         packages = batch.spec.group.packages
         if packages:
             self.foreign[packages] -= batch.width * count
             if not self.foreign[packages]:
                 del self.foreign[packages]
-        function = batch.spec.function
-        left = self.functions[function] - count
+        spec = batch.spec
+        left = self.specs[spec] - count
         if left:
-            self.functions[function] = left
+            self.specs[spec] = left
         else:
-            del self.functions[function]
+            del self.specs[spec]
 
     def observe_round_trip(self, seconds: float) -> None:
         """A task that did not queue was away for its run time and this much more."""
@@ -198,13 +331,7 @@ class Worker:
         rise = sample - self.round_trip
         self.round_trip += rise * max(ROUND_TRIP_RISE, 1 / (1 + self.trips)) if rise > 0 else rise
 
-    def executing(self) -> List[int]:
-        """Ids that may be executing: the first in order of assignment, as many as the slots can hold."""
-        free = self.slots - sum(batch.width for batch in self.orphans.values())
-        ids: List[int] = []
-        for task_id, batch in self.assigned.items():
-            if free <= 0:
-                break
-            free -= batch.width
-            ids.append(task_id)
-        return ids
+
+def has_cards(facts: WorkerFacts) -> bool:
+    """Whether it has devices that are booked one by one."""
+    return any(device.kind != "cpu" for device in facts.devices)

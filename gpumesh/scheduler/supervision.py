@@ -42,9 +42,15 @@ class Supervision:
         """Numbers below `attempt` are taken: an earlier task of this id still runs somewhere."""
         self._histories[task_id] = _History(attempt)
 
-    def give_back(self, task_id: int) -> None:
-        """The attempt never started: a new number, no strike."""
-        self._history(task_id).attempt += 1
+    def give_back(self, task_id: int) -> int:
+        """A new attempt without a strike, and its number: the one before never started, was handed back, or goes on beside it."""
+        history = self._history(task_id)
+        history.attempt += 1
+        return history.attempt
+
+    def note(self, task_id: int, worker: WorkerId, status: int) -> None:
+        """An attempt failed while another goes on: a strike that decides nothing now."""
+        self._history(task_id).strikes.append((worker, status))
 
     def strike(self, task_id: int, worker: WorkerId, status: int, *, retries: int) -> bool:
         """The attempt failed; whether the task may try again, and then its number has moved on."""

@@ -1,75 +1,190 @@
-"""How long a task of a function takes on a worker: measured where it ran, else scaled by score from where it did. No decisions."""
+"""How long a task of a function takes on a worker, and how uncertain that is. Learned from what ended where; no decisions.
+
+    log(seconds) = log(work) - log(speed) + noise
+
+*Work* belongs to the function, *speed* to the worker for that function. The prior of a speed is the worker's score with a standard deviation
+of a factor of e; each task that ends pulls it to what was measured, the more the less the function's tasks differ among themselves. So a right
+score serves from the first task, and a wrong one is forgotten within a few. Only ratios of scores count: a common factor goes into the work.
+"""
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional
+from math import exp, inf, log
+from typing import Dict, List, Optional, Tuple
 
 from gpumesh.config import FUNCTION_CACHE_ENTRIES
 from gpumesh.model.ids import WorkerId
 
-MEMORY_TASKS = 16  # Observations that a mean remembers: few enough to follow a machine that gets busy.
-SHORTEST_SECONDS = 1e-6  # A mean is never taken for less: clocks are not finer, and a division by it stays tame.
+SPEED_MEMORY_TASKS = 16  # Of a worker: few enough to follow a machine that gets busy.
+LENGTH_MEMORY_TASKS = 256.0  # Of a function: enough to know its rare long tasks.
+PRIOR_VARIANCE = 1.0  # Of the logarithm of a score: a benchmark of matrices says no more about other work.
+NOISE_VARIANCE = 0.3  # Of the logarithm of lengths, as long as nobody has seen two tasks of the function ...
+NOISE_WEIGHT = 2.0  # ... which counts as much as so many tasks.
+LEAST_NOISE_VARIANCE = 0.003  # Clocks and other programs: 5 %.
+SHORTEST_SECONDS = 1e-6  # Nothing is taken for less: clocks are not finer, and a division by it stays tame.
+BINS_PER_FACTOR_E = 3.0
+GUESS_WEIGHT = 2.0  # Lengths are taken for exponential until seen; that guess counts as much as so many tasks.
 
 
-class _Mean:
-    """A mean that forgets: the plain one over the first observations, decayed from then on."""
+class _Speed:
+    """One worker's record for one function."""
 
-    __slots__ = ("value", "seen")
+    __slots__ = ("count", "mean_log", "prior_log", "weight", "seconds")
 
-    def __init__(self) -> None:
-        self.value = 0.0
-        self.seen = 0
-
-    def add(self, mean: float, count: int) -> None:
-        self.seen += count
-        self.value += (mean - self.value) * count / max(count, min(self.seen, MEMORY_TASKS))
+    def __init__(self, prior: float) -> None:
+        self.count = 0.0  # Tasks, at most SPEED_MEMORY_TASKS.
+        self.mean_log = 0.0  # Of their seconds.
+        self.prior_log = log(prior)
+        self.weight = 0.0  # In the function's mean of work.
+        self.seconds = 0.0  # Expected, of the next task here.
 
 
 class Function:
-    """What is known about the run time of one function's tasks."""
+    """What is known about the run time of one function's tasks on one kind of device."""
 
-    __slots__ = ("digest", "_work", "_on")
+    __slots__ = ("digest", "kind", "unit", "_speeds", "_noise", "_noise_weight", "_work_sum", "_work_weight", "_ratios", "_ratio",
+                 "_bins", "_bin_unit", "_longest")  # fmt: skip
 
-    def __init__(self, digest: bytes) -> None:
+    def __init__(self, digest: bytes, kind: str = "") -> None:
         self.digest = digest
-        self._work = _Mean()  # Seconds times score: a length that no machine owns.
-        self._on: Dict[WorkerId, _Mean] = {}
+        self.kind = kind
+        self.unit: Optional[float] = None  # Expected seconds on a worker of speed 1 that nobody has measured.
+        self._speeds: Dict[WorkerId, _Speed] = {}
+        self._noise = NOISE_VARIANCE * NOISE_WEIGHT
+        self._noise_weight = NOISE_WEIGHT
+        self._work_sum = 0.0  # Of weight * log(work), over the workers.
+        self._work_weight = 0.0
+        self._bins: Dict[int, List[float]] = {}  # Lengths over the typical one: [weight, weight * length], by the logarithm.
+        self._ratios = [0.0, 0.0]  # The sums over all bins.
+        self._ratio = 1.0  # Mean length over the typical one.
+        self._bin_unit = 1.0
+        self._longest = 1.0
 
-    def observe(self, worker: WorkerId, score: float, seconds: float, count: int) -> None:
-        """`count` tasks ended on a worker after `seconds` of run time in all."""
-        mean = max(seconds / count, SHORTEST_SECONDS)
-        self._work.add(mean * score, count)
-        on_worker = self._on.get(worker)
-        if on_worker is None:
-            on_worker = self._on[worker] = _Mean()
-        on_worker.add(mean, count)
+    @property
+    def is_known(self) -> bool:
+        """Whether any task of it has ended anywhere."""
+        return self.unit is not None
 
-    def seconds_on(self, worker: WorkerId, score: float) -> Optional[float]:
-        """Expected run time of one task, None if the function was never seen to end anywhere."""
-        on_worker = self._on.get(worker)
-        if on_worker is not None:
-            return on_worker.value
-        if self._work.seen:
-            return max(self._work.value / score, SHORTEST_SECONDS)
-        return None
+    def observe(self, worker: WorkerId, prior: float, seconds: float, count: int) -> None:
+        """`count` tasks ended on a worker after `seconds` of run time in all; `prior`: the speed its score promises."""
+        speed = self._speeds.get(worker)
+        if speed is None:
+            speed = self._speeds[worker] = _Speed(prior)
+        mean_log = log(max(seconds / count, SHORTEST_SECONDS))
+        off = mean_log - speed.mean_log
+        self._work_sum -= speed.weight * (speed.mean_log + speed.prior_log)
+        self._work_weight -= speed.weight
+        if speed.count:
+            # Welford's step: the share of `off` that is not the mean's own error.
+            share = off * off * speed.count / (speed.count + 1)
+            keep = 1.0 - 1.0 / LENGTH_MEMORY_TASKS
+            self._noise = self._noise * keep + share
+            self._noise_weight = self._noise_weight * keep + 1.0
+        speed.count = min(speed.count + count, SPEED_MEMORY_TASKS)
+        speed.mean_log += off * min(1.0, count / speed.count)
+        noise = max(LEAST_NOISE_VARIANCE, self._noise / self._noise_weight)
+        speed.weight = 1.0 / (PRIOR_VARIANCE + noise / speed.count)
+        self._work_sum += speed.weight * (speed.mean_log + speed.prior_log)
+        self._work_weight += speed.weight
+        work_log = self._work_sum / self._work_weight
+        measured = PRIOR_VARIANCE / (PRIOR_VARIANCE + noise / speed.count)  # How far the posterior leaves the prior.
+        typical = measured * speed.mean_log + (1.0 - measured) * (work_log - speed.prior_log)
+        self._add_length(mean_log - typical, count)
+        self.unit = max(SHORTEST_SECONDS, exp(work_log) * self._ratio)
+        speed.seconds = max(SHORTEST_SECONDS, exp(typical) * self._ratio)
+
+    def observe_at_least(self, worker: WorkerId, prior: float, seconds: float) -> None:
+        """A task was ended there after so long: it would have taken longer."""
+        if self.unit is not None and seconds > self.seconds_on(worker, prior):
+            self.observe(worker, prior, seconds, 1)
+
+    def seconds_on(self, worker: WorkerId, prior: float) -> float:
+        """Expected run time of one task; in units of nobody knows what while the function is not known."""
+        speed = self._speeds.get(worker)
+        if speed is not None:
+            return speed.seconds
+        return (1.0 if self.unit is None else self.unit) / prior
+
+    def is_measured_on(self, worker: WorkerId) -> bool:
+        """Whether a task of it has ended there."""
+        return worker in self._speeds
+
+    def overshoot(self, seconds: float, limit: float) -> float:
+        """By how much a task that takes `seconds` on average is expected to end after `limit`: the mean of max(0, length - limit).
+
+        That of an exponential length is seconds * exp(-limit / seconds).
+        """
+        late = GUESS_WEIGHT * seconds * exp(-max(0.0, limit) / seconds)
+        if not self._bins:
+            return late / GUESS_WEIGHT
+        scale = seconds / self._ratio
+        unit = self._bin_unit
+        if scale * self._longest > limit:
+            for weight, total in self._bins.values():
+                over = scale * total - limit * weight
+                if over > 0.0:
+                    late += over / unit
+        return late / (self._ratios[0] / unit + GUESS_WEIGHT)
+
+    def longest(self, seconds: float) -> float:
+        """What the longest task seen so far would take where the mean one takes `seconds`."""
+        return seconds / self._ratio * self._longest
 
     def forget(self, worker: WorkerId) -> None:
         """The worker is gone; its like comes back under another id."""
-        self._on.pop(worker, None)
+        speed = self._speeds.pop(worker, None)
+        if speed is None:
+            return
+        if self._speeds:
+            self._work_sum -= speed.weight * (speed.mean_log + speed.prior_log)
+            self._work_weight -= speed.weight
+        else:
+            # The last one: what it told of the work is all there is to know.
+            self._work_sum = (speed.mean_log + speed.prior_log) * LEAST_NOISE_VARIANCE
+            self._work_weight = LEAST_NOISE_VARIANCE
+
+    def _add_length(self, length_log: float, count: int) -> None:
+        number = int(length_log * BINS_PER_FACTOR_E // 1.0)
+        length = exp(length_log)
+        self._bin_unit *= (1.0 + 1.0 / LENGTH_MEMORY_TASKS) ** min(count, LENGTH_MEMORY_TASKS)
+        weight = self._bin_unit * count
+        entry = self._bins.get(number)
+        if entry is None:
+            entry = self._bins[number] = [0.0, 0.0]
+        entry[0] += weight
+        entry[1] += weight * length
+        ratios = self._ratios
+        ratios[0] += weight
+        ratios[1] += weight * length
+        self._ratio = ratios[1] / ratios[0]
+        self._longest = max(self._longest, length)
+        if self._bin_unit > 1e6:
+            self._renew()
+
+    def _renew(self) -> None:
+        """Bring the weights back to where single tasks count 1, and drop what has faded."""
+        unit = self._bin_unit
+        self._bin_unit = 1.0
+        self._bins = {
+            number: [weight / unit, total / unit] for number, (weight, total) in self._bins.items() if weight > unit * 1e-3
+        }
+        self._ratios = [sum(entry[0] for entry in self._bins.values()), sum(entry[1] for entry in self._bins.values())]
+        self._longest = max(total / weight for weight, total in self._bins.values())
 
 
 class Throughput:
-    """One Function per digest; the least recently defined go when there are too many."""
+    """One Function per digest and kind of device; the least recently defined go when there are too many."""
 
     __slots__ = ("_functions",)
 
     def __init__(self) -> None:
-        self._functions: Dict[bytes, Function] = {}
+        self._functions: Dict[Tuple[bytes, str], Function] = {}
 
-    def function(self, digest: bytes) -> Function:
+    def function(self, digest: bytes, kind: str = "") -> Function:
         """The record of a function, which is the newest from now on."""
-        function = self._functions.pop(digest, None) or Function(digest)
-        self._functions[digest] = function
+        key = (digest, kind)
+        function = self._functions.pop(key, None) or Function(digest, kind)
+        self._functions[key] = function
         if len(self._functions) > FUNCTION_CACHE_ENTRIES:
             del self._functions[next(iter(self._functions))]
         return function
@@ -79,6 +194,9 @@ class Throughput:
         for function in self._functions.values():
             function.forget(worker)
 
-    def known(self) -> List[bytes]:
-        """Digests, the least recently defined first."""
+    def known(self) -> List[Tuple[bytes, str]]:
+        """Digests and kinds, the least recently defined first."""
         return list(self._functions)
+
+
+UNKNOWN_SECONDS = inf

@@ -1,0 +1,107 @@
+"""Second copies of tasks that may run twice: which running attempt an idle worker should repeat. Changes nothing.
+
+When nothing waits any more, the fastest idle worker repeats the attempt that is expected to end last, if it would end it sooner itself; the
+first result counts. What it gains must be worth the work done twice. How long an attempt still takes is judged by how long it has run, not by the mean alone: lengths have long tails, and
+speeds may be wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Optional
+
+from gpumesh.config import (
+    COPY_GAIN,
+    COPY_MARGIN,
+    LOOK_AGAIN_FRACTION,
+    LOOK_AGAIN_LEAST_SECONDS,
+    LOOK_AGAIN_MOST_SECONDS,
+    MAX_COPIES,
+)
+from gpumesh.model.records import NamedTuple
+from gpumesh.scheduler.horizon import fastest_first
+from gpumesh.scheduler.queues import Group
+from gpumesh.scheduler.states import Spec, Worker
+
+SCANNED_ATTEMPTS = 16  # Of those that are expected to end last: what an idle worker compares itself with.
+
+
+class Copy(NamedTuple):
+    """Start a further attempt at a task on this worker."""
+
+    worker: Worker
+    spec: Spec
+    task_id: int
+
+
+class _Candidate:
+    __slots__ = ("task_id", "spec", "remaining", "places", "shown")
+
+    def __init__(self, task_id: int, spec: Spec, remaining: float, worker: Worker) -> None:
+        self.task_id = task_id
+        self.spec = spec
+        self.shown = 0.0  # Its length is at least so many mean ones: so long it has run where the speed is known.
+        self.remaining = remaining  # Until the first of its attempts is expected to end.
+        self.places: List[Worker] = [worker]
+
+
+class Copies(NamedTuple):
+    """What to start now; when to look again, None for not before something changes; and how many attempts were looked at."""
+
+    starts: List[Copy]
+    look_again_seconds: Optional[float]
+    seen: int
+
+
+def choose_copies(group: Group, unwanted: Mapping[int, None], now: float) -> Copies:
+    """The copies that idle workers should take of a group's running idempotent attempts; `unwanted`: tasks being cancelled."""
+    candidates: Dict[int, _Candidate] = {}
+    idle: Dict[Worker, int] = {}
+    seen = 0
+    for worker in group.workers:
+        if worker.has_room(group) and not worker.is_installing(group):
+            idle[worker] = 1 if not group.workers[worker] else worker.slots - worker.load
+        for task_id, batch in worker.running():
+            seen += 1
+            spec = batch.spec
+            if spec.group is not group or not spec.is_repeatable or not spec.function.is_known or task_id in unwanted:
+                continue
+            remaining = worker.remaining(batch, now)
+            found = candidates.get(task_id)
+            if found is None:
+                found = candidates[task_id] = _Candidate(task_id, spec, remaining, worker)
+            else:
+                found.remaining = min(found.remaining, remaining)
+                found.places.append(worker)
+            if spec.function.is_measured_on(worker.id):
+                found.shown = max(found.shown, worker.ran(batch, now) / worker.seconds(spec))
+    if not idle or not candidates:
+        return Copies([], None, seen)
+    order = sorted(candidates.values(), key=lambda candidate: -candidate.remaining)
+    pace = 1.0 / sum(worker.servers(group) / worker.seconds(order[0].spec) for worker in group.workers)
+    starts: List[Copy] = []
+    soonest = LOOK_AGAIN_MOST_SECONDS
+    for worker in fastest_first(idle, order[0].spec):
+        for _ in range(idle[worker]):
+            best = _best_for(worker, order, pace)
+            if best is None:
+                break
+            best.places.append(worker)
+            best.remaining = worker.seconds(best.spec) * max(1.0, best.shown)
+            starts.append(Copy(worker, best.spec, best.task_id))
+            order.sort(key=lambda candidate: -candidate.remaining)
+        soonest = min(soonest, LOOK_AGAIN_FRACTION * worker.seconds(order[0].spec))
+    return Copies(starts, max(LOOK_AGAIN_LEAST_SECONDS, soonest), seen)
+
+
+def _best_for(worker: Worker, order: List[_Candidate], pace: float) -> Optional[_Candidate]:
+    """The one that would end last of those that this worker would end sooner."""
+    for candidate in order[:SCANNED_ATTEMPTS]:
+        length = max(1.0, candidate.shown)
+        own = worker.round_trip + (1 + COPY_MARGIN) * worker.seconds(candidate.spec) * length
+        if (
+            own + COPY_GAIN * pace * length < candidate.remaining
+            and len(candidate.places) <= MAX_COPIES
+            and worker not in candidate.places
+        ):
+            return candidate
+    return None
