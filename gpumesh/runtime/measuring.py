@@ -21,7 +21,7 @@ AGAIN_SECONDS = (
     60.0,
     600.0,
     3600.0,
-)  # After which a card that was in use is measured again; the last figure counts whatever it is.
+)  # Until a card that was in use is measured again; the last time, whatever comes out counts.
 KEPT_SECONDS = 2.0  # Between two looks whether the machine's owner lends it again.
 
 
