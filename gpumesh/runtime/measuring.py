@@ -17,11 +17,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gpumesh.worker")
 
-AGAIN_SECONDS = (
-    60.0,
-    600.0,
-    3600.0,
-)  # Until a card that was in use is measured again; the last time, whatever comes out counts.
+# Until a card that was in use is measured again; the last time, whatever comes out counts.
+AGAIN_SECONDS = (60.0, 600.0, 3600.0)
 KEPT_SECONDS = 2.0  # Between two looks whether the machine's owner lends it again.
 
 

@@ -14,7 +14,7 @@ import pytest
 from gpumesh import GPUMesh
 from gpumesh.cli.main import main
 from gpumesh.runtime.embedded import CoordinatorHandle
-from tests.support.hardware import Machine, card, uuid
+from tests.support.hardware import MIB, Machine, card, uuid
 from tests.support.processes import until
 
 
@@ -119,6 +119,20 @@ def test_a_score_for_gpus_given_by_a_person_wins(
     with GPUMesh(coordinator.url, token=coordinator.token, fallback=False) as mesh:
         with GPUMesh.add_worker(coordinator.url, token=coordinator.token):
             assert {device["score"] for device in until(lambda: gpus(mesh), 20, what="cards")} == {12.5}
+
+
+def test_what_others_hold_of_a_card_reaches_the_mesh_within_seconds(coordinator: CoordinatorHandle, machine: Machine) -> None:
+    with GPUMesh(coordinator.url, token=coordinator.token, fallback=False) as mesh:
+        with GPUMesh.add_worker(coordinator.url, token=coordinator.token):
+            until(lambda: [each["used"] for each in gpus(mesh)] == [300 * MIB, 300 * MIB], 20, what="the first readings")
+
+            change(machine, card(0, used=9000, temperature=71, power_w=320, util_gpu=98), card(1, "NVIDIA L4", 23034))
+
+            until(lambda: gpus(mesh)[0]["others"] == 9000 * MIB, 4, what="the new figure")
+            busy, idle = gpus(mesh)
+            assert (busy["utilisation"], busy["temperature"], busy["power"]) == (98, 71, 320)
+            assert (idle["others"], idle["utilisation"]) == (300 * MIB, None)
+            assert busy["free"] == busy["memory"] - 9000 * MIB
 
 
 def test_a_card_that_is_lost_while_the_worker_runs_is_told_and_the_other_stays(
