@@ -105,6 +105,23 @@ def mesh_of(machine: Machine) -> Iterator[GPUMesh]:
         yield mesh
 
 
+def test_tasks_get_cards_out_of_the_workers_set_by_uuid_and_others_none(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_with(machine, "2,3", monkeypatch)
+
+    for mesh in mesh_of(machine):
+        one = accelerate(mesh, gpu=1)(seen).map([()] * 6).result(60)
+        two = accelerate(mesh, gpu=2)(seen).remote().result(60)
+        by_number = accelerate(mesh, gpu="cuda:1")(seen).remote().result(60)
+        none = accelerate(mesh)(seen).remote().result(60)
+
+    assert set(one) <= {uuid(2), uuid(3)}
+    assert sorted(two.split(",")) == [uuid(2), uuid(3)]
+    assert by_number == uuid(3)
+    assert none == ""
+
+
 @pytest.mark.parametrize("value", ["", "-1"])
 def test_a_worker_that_sees_none_is_a_worker_without_gpus(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, value: str
