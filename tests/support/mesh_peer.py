@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import Any, List, Type
+from typing import Any, List, Sequence, Type
 
-from gpumesh.model.resources import WorkerFacts
+from gpumesh.model.resources import DeviceFacts, WorkerFacts
 from gpumesh.protocol.messages import Pong, RegisterClient, RegisterWorker
 from tests.support.peers import handshake
 
@@ -15,11 +15,14 @@ from tests.support.peers import handshake
 class MeshPeer:
     """One authenticated and registered connection."""
 
-    def __init__(self, port: int, token: str, *, client: int = 0, worker: str = "", slots: int = 1) -> None:
+    def __init__(
+        self, port: int, token: str, *, client: int = 0, worker: str = "", slots: int = 1, devices: Sequence[DeviceFacts] = ()
+    ) -> None:
         self.socket, self.connection = handshake(port, token, role="worker" if worker else "client")
         self.seen: List[Any] = []
         if worker:
-            self.send(RegisterWorker(worker, WorkerFacts(hostname=worker, slots=slots, cores=slots, pid=os.getpid())))
+            facts = WorkerFacts(hostname=worker, slots=slots, cores=slots, devices=tuple(devices), pid=os.getpid())
+            self.send(RegisterWorker(worker, facts))
         else:
             self.send(RegisterClient(client, f"client {client}"))
 
