@@ -253,7 +253,9 @@ class Runner:
         if isinstance(error, KeyboardInterrupt) and self._words[INTERRUPT] == number:
             return _CANCELLED, {"reason": "interrupted"}
         status = _RETRYABLE if isinstance(error, spec.function.retry_on) else _RAISED
-        if spec.device is not None and spec.device.explain_full(error, task=spec.name, asked=show_requirement(spec.need)):
+        if spec.device is not None and spec.device.explain_full(
+            error, task=spec.name, asked=show_requirement(spec.need._replace(python=""))
+        ):
             status = _OUT_OF_MEMORY if status == _RETRYABLE else status
         try:
             return status, exceptions.dump_exception(error, hide_frames_of=__file__)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
 import pytest
 
 from gpumesh import GPUMesh, accelerate
+from tests.support.hardware import card
+from tests.support.site import Site
 
 torch: Any = pytest.importorskip("torch")
 
@@ -127,3 +131,16 @@ def test_a_direct_call_inside_a_task_is_on_the_tasks_device(mesh: GPUMesh, mesh_
 
     assert accelerate(mesh)(outer).remote().result(60) == "meta"
     assert accelerate(mesh_without_a_device)(outer).remote().result(60) == "cpu"
+
+
+def test_on_a_card_the_error_says_what_was_asked_of_it(tmp_path: Path) -> None:
+    def full() -> None:
+        import torch
+
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    with contextlib.ExitStack() as ends:
+        site = Site(tmp_path, ends)
+        site.join([card(0, "NVIDIA A100-SXM4-40GB", 40960)])
+        with pytest.raises(torch.OutOfMemoryError, match=r"full asked for room on a GPU 'a100' with 4 GB; ask for more with"):
+            accelerate(site.mesh, gpu="A100", memory="4GB")(full).remote().result(60)
