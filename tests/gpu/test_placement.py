@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
@@ -72,14 +73,30 @@ def test_the_card_is_found_by_kind_by_model_and_by_number(mesh: GPUMesh, card: D
         assert function.remote(0).result(WAIT)["count"] == 1
 
 
-def test_two_halves_of_a_card_run_at_the_same_time_in_two_processes(mesh: GPUMesh, card: DeviceFacts) -> None:
-    half = accelerate(mesh, gpu=0.5)(span)
-    [future.result(WAIT) for future in [half.remote(0.5), half.remote(0.5)]]  # Both processes are warm.
+def meet(folder: str, name: str) -> int:
+    """Wait on the card until another task is there too; the process, or 0 if none came."""
+    import torch
 
-    one, other = (future.result(WAIT) for future in [half.remote(3.0), half.remote(3.0)])
+    block = torch.rand(256, 256, device="cuda")
+    with open(os.path.join(folder, name), "w"):
+        pass
+    deadline = time.monotonic() + WAIT / 2
+    while len(os.listdir(folder)) < 2:
+        if time.monotonic() > deadline:
+            return 0
+        block = (block @ block).sigmoid()
+        torch.cuda.synchronize()
+        time.sleep(0.01)
+    return os.getpid()
 
-    assert one[2] != other[2]
-    assert overlap(one, other) > 1.0
+
+def test_two_halves_of_a_card_run_at_the_same_time_in_two_processes(mesh: GPUMesh, card: DeviceFacts, tmp_path: Path) -> None:
+    half = accelerate(mesh, gpu=0.5)(meet)
+
+    pids = [future.result(WAIT) for future in [half.remote(str(tmp_path), "one"), half.remote(str(tmp_path), "other")]]
+
+    assert all(pids)
+    assert len(set(pids)) == 2
 
 
 def test_whole_cards_are_given_to_one_task_at_a_time(mesh: GPUMesh, card: DeviceFacts) -> None:
