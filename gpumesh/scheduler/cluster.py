@@ -761,6 +761,8 @@ class Cluster:
                 continue
             del assigned[task_id]
             count += 1
+            if status != _NOT_RUN:
+                worker.ended_at = now
             if status in _RAN:
                 ran += 1
                 seconds_ran += seconds
@@ -784,7 +786,6 @@ class Cluster:
         for number, results in delivered.items():
             if results:
                 actions.append(Deliver(number, worker.id, results))
-        worker.ended_at = now
         if returned:
             self._return(returned, now, actions)
         groups = self._release(awaited, now, actions) if awaited else ()
