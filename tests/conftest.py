@@ -1,7 +1,8 @@
-"""Settings of all tests: nothing of theirs is left in the user's cache."""
+"""Settings of all tests: nothing of theirs is left in the user's cache or in the log's settings, and no owner's rules hold them up."""
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Iterator
 
@@ -19,3 +20,26 @@ def code_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         del os.environ["GPUMESH_CODE"]
     else:
         os.environ["GPUMESH_CODE"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def config_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Neither the mesh that this user has saved nor what they lend of this machine is any of the tests' business."""
+    before = os.environ.get("XDG_CONFIG_HOME")
+    folder = str(tmp_path_factory.mktemp("config"))
+    os.environ["XDG_CONFIG_HOME"] = folder
+    yield folder
+    if before is None:
+        del os.environ["XDG_CONFIG_HOME"]
+    else:
+        os.environ["XDG_CONFIG_HOME"] = before
+
+
+@pytest.fixture(autouse=True)
+def log_settings() -> Iterator[None]:
+    """Commands that run inside a test's process set up the log; the next test is to find it as it was."""
+    logger = logging.getLogger("gpumesh")
+    level, handlers = logger.level, logger.handlers[:]
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
