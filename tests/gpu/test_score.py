@@ -74,4 +74,5 @@ def test_float32_is_not_tf32_even_if_the_environment_asks_for_it(card: DeviceFac
     assert answer is not None
     half = half_type(card.kind, card.capability)
     assert score_rates(answer["rates"]) > 0
-    assert half != "bfloat16" or answer["rates"]["float32"] < 0.45 * answer["rates"][half]  # TF32 does half of what bfloat16 does.
+    # TF32 does half of what bfloat16 does.
+    assert half != "bfloat16" or answer["rates"]["float32"] < 0.45 * answer["rates"][half]

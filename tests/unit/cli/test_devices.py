@@ -10,8 +10,10 @@ from typing import Any, Dict, List
 
 import pytest
 
+from gpumesh.cli.console import set_gpu_score
 from gpumesh.cli.devices import _print_table, _rows
 from gpumesh.cli.main import main
+from gpumesh.devices.scoring import GPU_SCORE_VARIABLE
 from gpumesh.model.resources import CardReading, DeviceFacts, WorkerFacts, facts_as_dict
 from gpumesh.scheduler.snapshot import device_view
 from tests.support.hardware import Machine, card
@@ -125,3 +127,19 @@ def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
 
     told = capsys.readouterr().out
     assert all(option in told for option in ("--mesh", "--url", "--json"))
+
+
+@pytest.mark.parametrize("command", ["join", "serve"])
+def test_a_gpu_score_that_is_no_weight_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(command, "--token", "t", "--gpu-score", "0") == 1
+
+    assert "a score must be a positive finite number" in capsys.readouterr().err
+
+
+def test_a_gpu_score_reaches_the_worker_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(GPU_SCORE_VARIABLE, "1")
+
+    set_gpu_score(60)
+    set_gpu_score(None)
+
+    assert os.environ[GPU_SCORE_VARIABLE] == "60.0"
