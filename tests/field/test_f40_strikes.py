@@ -86,6 +86,7 @@ def test_the_limit_is_that_of_the_task(site: Machines, folder: Path, retries: in
 def test_machines_that_die_one_after_the_other_cost_those_that_waited_there_no_strike(site: Machines, folder: Path) -> None:
     victims = [site.join()]
     poison, *others = submit(site, folder, POISON + "ous", retries=1)
+    until(lambda: starts(folder), 20)
     until(lambda: site.view(victims[0])["queued"], 20, what="others that wait behind it on the same machine")
 
     site.kill(victims[0])
