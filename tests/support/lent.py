@@ -88,6 +88,7 @@ class Site:
         tag = ("--tag", f"place={place}", "--score", "1", "--slots", str(slots))
         program = self.programs.gpumesh("join", self.url, "--token", TOKEN, *tag, *words, **(environment or self.owner(place)))
         program.wait_for("works for")
+        until(lambda: self.view(place), SOON, what=f"{place} joined: {program.output}")
         return program
 
     def rule(self, place: str, *words: str, environment: Optional[Dict[str, str]] = None) -> str:
