@@ -87,7 +87,9 @@ def test_facts_and_specs_of_an_older_peer_lack_what_came_later() -> None:
     later = facts_from_wire(decode(GOLDEN["RegisterWorker: with devices as an older peer writes them"]).facts)
     assert later == golden.FACTS._replace(devices=devices)
     assert facts_from_wire(decode(GOLDEN[f"WorkerChanged: {older}"]).facts) == facts._replace(devices=(), problem="paused")
-    assert spec_from_wire(decode(GOLDEN[f"DefineSpec: {older}"]).spec) == golden.SPEC._replace(code=b"", packages=(), place=True)
+    assert spec_from_wire(decode(GOLDEN[f"DefineSpec: {older}"]).spec) == golden.SPEC._replace(
+        code=b"", packages=(), place=True
+    )
 
 
 def test_tasks_of_an_older_coordinator_run_on_no_card() -> None:

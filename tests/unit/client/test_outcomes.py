@@ -68,7 +68,8 @@ def test_a_crash_keeps_every_attempt() -> None:
 
 
 def test_an_exception_of_the_function_and_one_made_here_pass_through() -> None:
-    assert isinstance(outcome(Status.RAISED, dump_exception(KeyError("k"))), KeyError)
+    for status in (Status.RAISED, Status.RETRYABLE, Status.OUT_OF_MEMORY):
+        assert isinstance(outcome(status, dump_exception(KeyError("k"))), KeyError)
     here = MeshError("closed")
     assert outcome(Status.LOST, here) is here
 
