@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 import typer
 
@@ -184,7 +184,7 @@ def _times(hours: Optional[str], only_when_idle: Optional[float], exclusive: Opt
     """The change that these three options ask for."""
     from gpumesh.scheduler.ownership_forms import parse_hours, parse_minutes, parse_programs
 
-    changes: dict[str, Any] = {}
+    changes: Dict[str, Any] = {}
     if hours is not None:
         is_always = hours.strip().lower() == "always"
         windows = () if is_always else _parsed(parse_hours, hours, "--hours")

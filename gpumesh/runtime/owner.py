@@ -65,6 +65,8 @@ class OwnerWatch:
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._looking is not None:
+            self._looking.cancel()  # The thread goes on for a moment; its answer is not to reach a closed loop.
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(LOOK_SECONDS, self._look)

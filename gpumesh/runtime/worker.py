@@ -143,6 +143,8 @@ class WorkerAgent(PoolOwner):
             self._end(None)
             return
         self._is_stopping = True
+        if self._owner is not None:
+            self._owner.stop()  # Whatever is lent from now on.
         self.drain("its owner ended it")
         self._pool.hand_back(running=True, grace_seconds=STOP_GRACE_SECONDS)
         self._loop.call_later(STOP_SECONDS, self._end, None)
