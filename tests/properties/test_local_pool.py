@@ -74,7 +74,8 @@ class LocalPoolMachine(RuleBasedStateMachine):
                 assert runner.kind == KINDS[action.spec]
                 assert not self.withheld
                 is_wide = KINDS[action.spec][0] == 4
-                at_work = sum(bool(one.inbox or one.current) for one in self.runners.values())
+                # What has been killed is at work for as long as that takes, and counts no more.
+                at_work = sum(bool(one.inbox or one.current) and not one.doomed for one in self.runners.values())
                 assert is_wide or runner.inbox or runner.current or at_work < self.allowed
                 for task_id, attempt in action.tasks:
                     runner.inbox.append((task_id, attempt, action.spec))
@@ -284,6 +285,7 @@ class LocalPoolMachine(RuleBasedStateMachine):
                         runner.held.append((task[0], task[1], int(Status.NOT_RUN), {}, 0.0))
                     else:
                         runner.current = task
+                        self.executed[task[0]] = self.executed.get(task[0], 0) + 1
                 self.flush(runner)
                 while ident in self.runners and runner.wire:
                     self.perform(self.pool.on_results(ident, runner.wire.pop(0), self.now))
