@@ -172,3 +172,12 @@ def torch_name(device: DeviceFacts) -> str:
     if device.kind in ("cuda", "rocm"):
         return f"cuda:{device.index}"
     return device.kind
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()  # In a forked child: another thread of the parent may have held it.
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
