@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterator, List
 import pytest
 
 from gpumesh import accelerate
+from gpumesh.scheduler import queues
 from tests.support.machines import Machines, Span, machines, starts, work
 from tests.support.processes import until
 
@@ -75,10 +76,11 @@ def test_short_tasks_that_are_sent_ahead_do_not_keep_others_out(site: Machines, 
 
 def test_two_busy_clients_get_on_alike(site: Machines, folder: Path) -> None:
     other = site.client()
-    with accelerate(site.mesh)(work).map(calls(folder, "a", 200, 0.01)) as first:
-        until(lambda: starts(folder), 20)
-        with accelerate(other)(work).map(calls(folder, "b", 200, 0.01)) as second:
-            until(lambda: [name for name in starts(folder) if name.startswith("b")], 20)
+    with accelerate(site.mesh)(work).map(calls(folder, "a", 300, 0.01)) as first:
+        until(lambda: len(starts(folder)) > 40, 20)
+        with accelerate(other)(work).map(calls(folder, "b", 300, 0.01)) as second:
+            # It catches up with what the other had under way when it came.
+            until(lambda: sum(name.startswith("b") for name in starts(folder)) > 40, 20)
             both_from = len(starts(folder))
             until(lambda: len(starts(folder)) >= both_from + 100, 30)
             shared = starts(folder)[both_from : both_from + 100]
@@ -99,3 +101,14 @@ def test_a_higher_priority_goes_first(site: Machines, folder: Path) -> None:
     assert len(spans) == 10
     # What had been sent already, and the slot beside the last high one.
     assert overtaken_by <= 2 * SLOTS
+
+
+def test_a_low_priority_gets_through_in_the_end(site: Machines, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "AGEING_SECONDS", 0.2)  # A minute is too long for a test.
+    with accelerate(site.mesh, priority=3)(work).map(calls(folder, "high", 500, 0.02)) as high:
+        until(lambda: len(starts(folder)) > 2 * SLOTS, 20)
+
+        low = accelerate(site.mesh)(work).remote(str(folder), "low", 0.02)
+
+        assert low.result(20).name == "low"
+        assert not high.futures[-1].done()
