@@ -10,7 +10,7 @@ The file's form is JSON that may be edited by hand:
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from gpumesh.model.resources import parse_bytes
 from gpumesh.scheduler.ownership import DAY_MINUTES, Amount, Pause, Rules, Window, show_amount
@@ -22,6 +22,7 @@ _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _UNIT_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 24 * 3600}
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(min|[smhd])\s*", re.IGNORECASE)
 _WINDOW = re.compile(r"(?:(?P<days>[A-Za-z][A-Za-z /-]*?)\s*)?(?P<times>[0-9][0-9:]*\s*-\s*[0-9][0-9:]*)?\Z")
+_KINDS: Dict[type, str] = {dict: "a table", list: "a list", str: "text", bool: "true or false"}
 _KEYS = {"version", "pauses", "slots", "gpu_memory", "hours", "only_when_idle", "exclusive", "now"}
 
 
@@ -203,7 +204,7 @@ def rules_from_plain(plain: Any) -> Rules:
     Raises:
         ValueError: Something in it is not understood; a rule that cannot be obeyed must not be passed over.
     """
-    _check(plain, Mapping, "the rules")
+    _check(plain, dict, "the rules")
     unknown = sorted(set(map(str, plain)) - _KEYS)
     if plain.get("version", VERSION) != VERSION or unknown:
         said = ", ".join(unknown) or f"version {plain['version']!r}"
@@ -231,11 +232,11 @@ def _strings(values: Any) -> Iterable[str]:
 
 
 def _table(plain: Any, key: str, convert: Callable[[Any], Any]) -> Tuple[Tuple[str, Any], ...]:
-    return tuple((str(target), convert(value)) for target, value in _check(plain.get(key, {}), Mapping, key).items())
+    return tuple((str(target), convert(value)) for target, value in _check(plain.get(key, {}), dict, key).items())
 
 
 def _pause_from_plain(plain: Any) -> Pause:
-    _check(plain, Mapping, "a pause")
+    _check(plain, dict, "a pause")
     until = plain.get("until", 0)
     if isinstance(until, bool) or not isinstance(until, (int, float)) or not 0 <= until < 1e12:
         raise ValueError(f"a pause's end must be a number of seconds since 1970, not {until!r}")
@@ -247,7 +248,7 @@ def _pause_from_plain(plain: Any) -> Pause:
     )
 
 
-def _check(value: Any, kind: Any, what: str) -> Any:
+def _check(value: Any, kind: type, what: str) -> Any:
     if not isinstance(value, kind):
-        raise ValueError(f"{what} must be {getattr(kind, '__name__', kind).lower()}, not {value!r}")
+        raise ValueError(f"{what} must be {_KINDS[kind]}, not {value!r}")
     return value

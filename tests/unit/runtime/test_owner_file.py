@@ -48,7 +48,7 @@ def test_without_a_file_there_are_no_rules(tmp_path: Path) -> None:
     [
         (b"", "Expecting value"),
         (b"{", "Expecting"),
-        (b"[]", "mapping"),
+        (b"[]", "a table"),
         (b"\xff\xfe", "utf-8"),
         (b'{"quiet": 1}', "quiet is unknown"),
         (b'{"hours": "late"}', "late"),
