@@ -170,15 +170,15 @@ def may_take(worker: Worker, group: Group, spec: Spec, now: float) -> bool:
         horizon = group.horizon = horizon_of(group, spec, group.count, now)
     if seconds <= horizon.fastest * NEARLY_AS_FAST:
         return True
-    return _is_timely(function, seconds, horizon.ends_at - now, horizon.pace) or (
+    return _is_timely(worker, function, seconds, horizon.ends_at - now, horizon.pace) or (
         horizon.total <= EXACT_SERVERS
-        and _is_timely(function, seconds, horizon.ends_without(worker, group) - now, horizon.pace)
+        and _is_timely(worker, function, seconds, horizon.ends_without(worker, group) - now, horizon.pace)
     )
 
 
-def _is_timely(function: Function, seconds: float, left: float, pace: float) -> bool:
+def _is_timely(worker: Worker, function: Function, seconds: float, left: float, pace: float) -> bool:
     """Whether a task ends in what is left, and the risk that it does not is small."""
-    return seconds <= left and function.overshoot(seconds, left) <= pace
+    return seconds <= left and function.risk(worker.id, seconds, left) <= pace * left / seconds
 
 
 def fastest_first(workers: Iterable[Worker], spec: Spec) -> List[Worker]:

@@ -76,13 +76,13 @@ def allowance(worker: Worker, spec: Spec, slots: int) -> int:
 
 
 def _pace(worker: Worker, spec: Spec) -> Optional[float]:
-    """Seconds after which a slot comes free, by the longest of what is here and what is to come; None: unknown."""
-    if not spec.function.is_known:
+    """Seconds after which a slot comes free, by the longest of what is here and what is to come; None: not measured here."""
+    if not spec.function.is_measured_on(worker.id):
         return None
     pace = worker.seconds(spec)
     for other in worker.specs:
         if other is not spec:
-            if not other.function.is_known:
+            if not other.function.is_measured_on(worker.id):
                 return None
             pace = max(pace, worker.seconds(other))
     return pace
@@ -122,10 +122,26 @@ def place(group: Group, spec: Spec, ready: int, rivals: Sequence[Group], idle: I
     """
     if not group.workers:
         return INFEASIBLE
+    rooms, total, is_held = rooms_for(group, spec, _candidates(group, ready, idle), rivals, now)
+    if not rooms:
+        return HELD if is_held else BUSY
+    if len(group.lanes) > 1:
+        ready = min(ready, max(1, total // len(group.lanes)))
+    if ready >= total:
+        return Placed(rooms, is_held)
+    if len(rooms) == 1:
+        return Placed([(rooms[0][0], ready)], is_held)
+    return Placed(_deal(spec, ready, rooms, group, now), is_held)
+
+
+def rooms_for(
+    group: Group, spec: Spec, workers: Iterable[Worker], rivals: Sequence[Group], now: float
+) -> Tuple[List[Tuple[Worker, int]], int, bool]:
+    """Who of these has room for how many tasks, how many that is together, and whether somebody else must not use his."""
     rooms: List[Tuple[Worker, int]] = []
     total = 0
     is_held = False
-    for worker in _candidates(group, ready, idle):
+    for worker in workers:
         width = group.workers[worker]
         slots = worker.slots if width else 1
         allowed = allowance(worker, spec, slots)
@@ -139,15 +155,7 @@ def place(group: Group, spec: Spec, ready: int, rivals: Sequence[Group], idle: I
             continue
         rooms.append((worker, count))
         total += count
-    if not rooms:
-        return HELD if is_held else BUSY
-    if len(group.lanes) > 1:
-        ready = min(ready, max(1, total // len(group.lanes)))
-    if ready >= total:
-        return Placed(rooms, is_held)
-    if len(rooms) == 1:
-        return Placed([(rooms[0][0], ready)], is_held)
-    return Placed(_deal(spec, ready, rooms, group, now), is_held)
+    return rooms, total, is_held
 
 
 def _candidates(group: Group, ready: int, idle: Idle) -> Iterable[Worker]:
@@ -163,9 +171,9 @@ def _deal(spec: Spec, ready: int, rooms: Sequence[Tuple[Worker, int]], group: Gr
     step = max(1, ready // (STEPS_PER_WORKER * len(rooms)))
     shares = [0] * len(rooms)
     heap: List[Tuple[float, float, int]] = []
-    bids: List[_Bid] = []
+    bids: List[Bid] = []
     for index, (worker, _) in enumerate(rooms):
-        bid = _Bid(worker, spec, group, now)
+        bid = Bid(worker, spec, group, now)
         bids.append(bid)
         heap.append((bid.ends(), -worker.facts.score, index))
     heapq.heapify(heap)
@@ -183,7 +191,7 @@ def _deal(spec: Spec, ready: int, rooms: Sequence[Tuple[Worker, int]], group: Gr
     return [(worker, share) for (worker, _), share in zip(rooms, shares) if share]
 
 
-class _Bid:
+class Bid:
     """When one more task would end on a worker: lengths nobody has measured count as one unit of work each, queued or not."""
 
     __slots__ = ("slots", "load", "width", "work", "seconds")

@@ -3,13 +3,14 @@
     log(seconds) = log(work) - log(speed) + noise
 
 *Work* belongs to the function, *speed* to the worker for that function. The prior of a speed is the worker's score with a standard deviation
-of a factor of e; each task that ends pulls it to what was measured, the more the less the function's tasks differ among themselves. So a right
-score serves from the first task, and a wrong one is forgotten within a few. Only ratios of scores count: a common factor goes into the work.
+of a factor of e, or of what the measured workers turn out to be off by; each task that ends pulls the speed to what was measured, the more the
+less the function's tasks differ among themselves. So a right score serves from the first task, and a wrong one is forgotten within a few. Only
+ratios of scores count: a common factor goes into the work.
 """
 
 from __future__ import annotations
 
-from math import exp, inf, log
+from math import exp, inf, log, sqrt
 from typing import Dict, List, Optional, Tuple
 
 from gpumesh.config import FUNCTION_CACHE_ENTRIES
@@ -18,10 +19,13 @@ from gpumesh.model.ids import WorkerId
 SPEED_MEMORY_TASKS = 16  # Of a worker: few enough to follow a machine that gets busy.
 LENGTH_MEMORY_TASKS = 256.0  # Of a function: enough to know its rare long tasks.
 PRIOR_VARIANCE = 1.0  # Of the logarithm of a score: a benchmark of matrices says no more about other work.
+PRIOR_WEIGHT = 3.0  # Measured workers that this guess counts as much as, when it is compared with what they are off by.
+LEAST_PRIOR_VARIANCE = 0.3
 NOISE_VARIANCE = 0.3  # Of the logarithm of lengths, as long as nobody has seen two tasks of the function ...
 NOISE_WEIGHT = 2.0  # ... which counts as much as so many tasks.
 LEAST_NOISE_VARIANCE = 0.003  # Clocks and other programs: 5 %.
 SHORTEST_SECONDS = 1e-6  # Nothing is taken for less: clocks are not finer, and a division by it stays tame.
+NEGLIGIBLE_VARIANCE = 0.02
 BINS_PER_FACTOR_E = 3.0
 GUESS_WEIGHT = 2.0  # Lengths are taken for exponential until seen; that guess counts as much as so many tasks.
 
@@ -29,7 +33,7 @@ GUESS_WEIGHT = 2.0  # Lengths are taken for exponential until seen; that guess c
 class _Speed:
     """One worker's record for one function."""
 
-    __slots__ = ("count", "mean_log", "prior_log", "weight", "seconds")
+    __slots__ = ("count", "mean_log", "prior_log", "weight", "seconds", "variance")
 
     def __init__(self, prior: float) -> None:
         self.count = 0.0  # Tasks, at most SPEED_MEMORY_TASKS.
@@ -37,12 +41,13 @@ class _Speed:
         self.prior_log = log(prior)
         self.weight = 0.0  # In the function's mean of work.
         self.seconds = 0.0  # Expected, of the next task here.
+        self.variance = PRIOR_VARIANCE  # Of the logarithm of that, as far as the speed is not known.
 
 
 class Function:
     """What is known about the run time of one function's tasks on one kind of device."""
 
-    __slots__ = ("digest", "kind", "unit", "_speeds", "_noise", "_noise_weight", "_work_sum", "_work_weight", "_ratios", "_ratio",
+    __slots__ = ("digest", "kind", "unit", "_speeds", "_noise", "_noise_weight", "_work_sum", "_work_weight", "_off", "_ratios", "_ratio",
                  "_bins", "_bin_unit", "_longest")  # fmt: skip
 
     def __init__(self, digest: bytes, kind: str = "") -> None:
@@ -54,6 +59,7 @@ class Function:
         self._noise_weight = NOISE_WEIGHT
         self._work_sum = 0.0  # Of weight * log(work), over the workers.
         self._work_weight = 0.0
+        self._off = [0.0, 0.0, 0.0]  # Of log(work) as each worker would have it: the sum, that of squares, that of 1 / count.
         self._bins: Dict[int, List[float]] = {}  # Lengths over the typical one: [weight, weight * length], by the logarithm.
         self._ratios = [0.0, 0.0]  # The sums over all bins.
         self._ratio = 1.0  # Mean length over the typical one.
@@ -72,8 +78,7 @@ class Function:
             speed = self._speeds[worker] = _Speed(prior)
         mean_log = log(max(seconds / count, SHORTEST_SECONDS))
         off = mean_log - speed.mean_log
-        self._work_sum -= speed.weight * (speed.mean_log + speed.prior_log)
-        self._work_weight -= speed.weight
+        self._leave(speed)
         if speed.count:
             # Welford's step: the share of `off` that is not the mean's own error.
             share = off * off * speed.count / (speed.count + 1)
@@ -83,11 +88,11 @@ class Function:
         speed.count = min(speed.count + count, SPEED_MEMORY_TASKS)
         speed.mean_log += off * min(1.0, count / speed.count)
         noise = max(LEAST_NOISE_VARIANCE, self._noise / self._noise_weight)
-        speed.weight = 1.0 / (PRIOR_VARIANCE + noise / speed.count)
-        self._work_sum += speed.weight * (speed.mean_log + speed.prior_log)
-        self._work_weight += speed.weight
+        self._enter(speed, noise)
         work_log = self._work_sum / self._work_weight
-        measured = PRIOR_VARIANCE / (PRIOR_VARIANCE + noise / speed.count)  # How far the posterior leaves the prior.
+        prior_variance = self._prior_variance(noise)
+        measured = prior_variance / (prior_variance + noise / speed.count)  # How far the posterior leaves the prior.
+        speed.variance = prior_variance * (1.0 - measured)
         typical = measured * speed.mean_log + (1.0 - measured) * (work_log - speed.prior_log)
         self._add_length(mean_log - typical, count)
         self.unit = max(SHORTEST_SECONDS, exp(work_log) * self._ratio)
@@ -96,7 +101,7 @@ class Function:
     def observe_at_least(self, worker: WorkerId, prior: float, seconds: float) -> None:
         """A task was ended there after so long: it would have taken longer."""
         if self.unit is not None and seconds > self.seconds_on(worker, prior):
-            self.observe(worker, prior, seconds, 1)
+            self.observe(worker, prior, 2 * seconds, 1)  # As long again as it has run.
 
     def seconds_on(self, worker: WorkerId, prior: float) -> float:
         """Expected run time of one task; in units of nobody knows what while the function is not known."""
@@ -126,6 +131,23 @@ class Function:
                     late += over / unit
         return late / (self._ratios[0] / unit + GUESS_WEIGHT)
 
+    def risk(self, worker: WorkerId, seconds: float, limit: float) -> float:
+        """The mean overshoot on a worker, over what its speed may be as well.
+
+        Three nodes stand for the normal distribution of the logarithm of the speed (Gauss-Hermite: -sqrt(3), 0, sqrt(3) standard deviations,
+        with weights 1/6, 2/3, 1/6).
+        """
+        speed = self._speeds.get(worker)
+        variance = PRIOR_VARIANCE if speed is None else speed.variance
+        if variance < NEGLIGIBLE_VARIANCE:
+            return self.overshoot(seconds, limit)
+        factor = exp(sqrt(3.0 * variance))
+        return (
+            self.overshoot(seconds / factor, limit)
+            + 4.0 * self.overshoot(seconds, limit)
+            + self.overshoot(seconds * factor, limit)
+        ) / 6.0
+
     def longest(self, seconds: float) -> float:
         """What the longest task seen so far would take where the mean one takes `seconds`."""
         return seconds / self._ratio * self._longest
@@ -135,13 +157,41 @@ class Function:
         speed = self._speeds.pop(worker, None)
         if speed is None:
             return
-        if self._speeds:
-            self._work_sum -= speed.weight * (speed.mean_log + speed.prior_log)
-            self._work_weight -= speed.weight
-        else:
-            # The last one: what it told of the work is all there is to know.
+        self._leave(speed)
+        if not self._speeds:  # The last one: what it told of the work is all there is to know.
             self._work_sum = (speed.mean_log + speed.prior_log) * LEAST_NOISE_VARIANCE
             self._work_weight = LEAST_NOISE_VARIANCE
+            self._off = [0.0, 0.0, 0.0]
+
+    def _enter(self, speed: _Speed, noise: float) -> None:
+        work_log = speed.mean_log + speed.prior_log
+        speed.weight = 1.0 / (PRIOR_VARIANCE + noise / speed.count)
+        self._work_sum += speed.weight * work_log
+        self._work_weight += speed.weight
+        off = self._off
+        off[0] += work_log
+        off[1] += work_log * work_log
+        off[2] += 1.0 / speed.count
+
+    def _leave(self, speed: _Speed) -> None:
+        if not speed.count:
+            return
+        work_log = speed.mean_log + speed.prior_log
+        self._work_sum -= speed.weight * work_log
+        self._work_weight -= speed.weight
+        off = self._off
+        off[0] -= work_log
+        off[1] -= work_log * work_log
+        off[2] -= 1.0 / speed.count
+
+    def _prior_variance(self, noise: float) -> float:
+        """Of the logarithms of scores: the guess, and what those who were measured differ by beyond the noise in their means."""
+        count = len(self._speeds)
+        if count < 2:
+            return PRIOR_VARIANCE
+        total, squares, inverse = self._off
+        found = max(0.0, squares - total * total / count - noise * inverse)
+        return max(LEAST_PRIOR_VARIANCE, (PRIOR_WEIGHT * PRIOR_VARIANCE + found) / (PRIOR_WEIGHT + count - 1))
 
     def _add_length(self, length_log: float, count: int) -> None:
         number = int(length_log * BINS_PER_FACTOR_E // 1.0)
