@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pty
 import sys
+import time
 from pathlib import Path
 from typing import Any, Awaitable, Callable, List, Tuple
 
 import pytest
 
+from gpumesh.devices import activity
 from gpumesh.model.resources import DeviceFacts, WorkerFacts
 from gpumesh.runtime import owner
 from gpumesh.runtime.owner import Obedience, OwnerWatch
@@ -110,6 +114,37 @@ def test_idleness_that_nobody_can_tell_keeps_the_machine(run: Any, monkeypatch: 
         assert watched.offers[0].problem.startswith("lent by its owner only when idle for 5 min, but inside a container")
 
     run(test)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="terminals tell of input by their access times")
+def test_a_machine_is_lent_while_nobody_touches_it(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, follower = pty.openpty()
+    terminal = os.ttyname(follower)
+    monkeypatch.setattr(owner, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(activity, "CONTAINER_MARKS", ())
+    monkeypatch.delenv("container", raising=False)
+    monkeypatch.setattr(activity, "_has_display", lambda: False)
+    monkeypatch.setattr(activity, "_has_logind", lambda: False)
+    monkeypatch.setattr(activity, "TERMINALS", (terminal,))
+    os.utime(terminal, (time.time() - 3600, time.time()))
+
+    async def test(watched: Watched) -> None:
+        save_rules(str(watched.path), Rules(idle_minutes=30))
+        await watched.watch.start()
+        assert watched.offers == []
+
+        os.write(leader, b"ls\n")
+        os.read(follower, 10)
+
+        assert await watched.told(1) == Offer("in use by its owner, lent when idle for 30 min")
+        os.utime(terminal, (time.time() - 1801, time.time()))
+        assert await watched.told(2) == EVERYTHING
+
+    try:
+        run(test)
+    finally:
+        os.close(leader)
+        os.close(follower)
 
 
 def test_a_program_is_looked_for_before_the_worker_joins(run: Any) -> None:
