@@ -40,4 +40,5 @@ def test_unlike_machines_get_work_by_their_speed(programs: Programs, options: Li
     for done in (first, second):
         assert sum(done.values()) == POINTS
         assert done[20.0] > done[10.0] > done[2.0] >= done[0.2]
+    assert second[0.2] == 0, "by then the mesh knows that one task there takes longer than all others together"
     assert not example.survivors()
