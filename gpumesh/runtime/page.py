@@ -11,6 +11,7 @@ task it had started. Each word has one writer and is written by one aligned 8-by
     4     agent   REVOKED    tasks with this number and above must not start; 0: none
     5     agent   INTERRUPT  the task with this number is to be interrupted when SIGINT comes
     6     agent   FLUSH      counts requests to send finished results at once, made by SIGINT
+    7     runner  KEPT       1 + bytes that finished tasks have left on the fullest of its cards; 0: not known
 
 Taking back tasks that were fed but have not started is safe without a lock: the runner stores STARTED before it reads REVOKED;
 the agent stores REVOKED, waits `REVOKE_SETTLE_SECONDS` (a store is visible to another core after well under a microsecond),
@@ -26,7 +27,7 @@ from typing import Any
 
 PAGE_BYTES = mmap.PAGESIZE
 
-STARTED, FINISHED, SENT, SINCE, REVOKED, INTERRUPT, FLUSH = range(7)
+STARTED, FINISHED, SENT, SINCE, REVOKED, INTERRUPT, FLUSH, KEPT = range(8)
 
 
 class Page:

@@ -23,7 +23,7 @@ from gpumesh.protocol.connection import Closed, Connection
 from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
 from gpumesh.runtime.link import PeerLink, Turn
 from gpumesh.runtime.loop import Alarm
-from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, REVOKED, SENT, SINCE, STARTED, Page, create_page_fd
+from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, KEPT, REVOKED, SENT, SINCE, STARTED, Page, create_page_fd
 from gpumesh.runtime.runner_cards import card_environment, no_card_environment
 from gpumesh.runtime.spawner_link import Launch as Launch
 from gpumesh.runtime.spawner_link import SpawnerLink, append_to, text_of
@@ -593,6 +593,8 @@ class RunnerPool:
                 results = message.results
                 if results:
                     self._drain_output(process, results[-1][0])
+                if self._leases is not None and process.ident in self._leases:
+                    self._leases.on_kept(process.ident, process.page.words[KEPT] - 1)
                 self._perform(self._brain(process.ident).on_results(process.ident, results, self._loop.time()))
                 self._owner.on_results_heard(results)
             elif kind is RunnerReady:

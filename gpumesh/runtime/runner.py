@@ -36,7 +36,7 @@ from gpumesh.model.resources import show_requirement
 from gpumesh.model.tasks import TaskSpec, spec_from_wire
 from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
 from gpumesh.runtime import system
-from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, REVOKED, SENT, SINCE, STARTED, Page
+from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, KEPT, REVOKED, SENT, SINCE, STARTED, Page
 from gpumesh.runtime.runner_cards import DEVICE
 from gpumesh.runtime.runner_channel import RunnerChannel
 from gpumesh.runtime.runner_objects import RunnerObjects
@@ -203,8 +203,9 @@ class Runner:
                 arguments = keywords = value = None  # Arrays among them would keep their mappings open.
         except BaseException as error:  # noqa: BLE001  # User code may raise anything; it is told to its owner.
             status, result = self._failure(spec, error, number)
-        if spec.device is not None and not spec.device.free():
-            self._is_spent = True
+        if spec.device is not None:
+            self._is_spent = not spec.device.free()
+            words[KEPT] = 1 + spec.device.kept
         if objects.is_used or refs.are_used:
             objects.end_task()
         if objects.moved_from:

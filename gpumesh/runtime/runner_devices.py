@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from typing import Any, Dict, List, Tuple
 
 from gpumesh.model.resources import show_bytes
@@ -15,6 +16,8 @@ from gpumesh.serialization import moving
 
 KEPT_BYTES = 1 << 20  # Growth of a device's memory over a task that is worth a search for what only cycles keep alive.
 SHOWN_PROCESSES = 5  # In a text for people; the largest.
+# What else takes a GPU's memory in a process, past torch and unseen by it.
+OTHER_LIBRARIES = ("jax", "tensorflow", "cupy", "numba.cuda", "pycuda", "paddle", "onnxruntime", "tensorrt", "rmm", "llama_cpp")
 
 
 class TaskDevice:
@@ -27,6 +30,7 @@ class TaskDevice:
     def __init__(self, name: str = "") -> None:
         self._name = name
         self._allocated = 0  # Bytes that tasks have left on it: their globals.
+        self.kept = -1  # Bytes that they have left on the fullest of this process's devices; -1: nobody can say.
         self.has_moved = False  # The last task's arguments held something that went there.
 
     def place(self, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
@@ -56,6 +60,7 @@ class TaskDevice:
     def free(self) -> bool:
         """Give memory that no tensor uses back to the device; False if the device does not answer this process any more."""
         torch = moving.torch_loaded()
+        self.kept = -1
         if torch is None:
             return True
         try:
@@ -65,10 +70,16 @@ class TaskDevice:
                     gc.collect()
                 cuda.empty_cache()
                 self._allocated = cuda.memory_allocated()
+                kept = max((cuda.memory_reserved(number) for number in range(cuda.device_count())), default=0)
             elif self._name == "mps":
                 torch.mps.empty_cache()
+                return True
+            else:
+                kept = 0
         except RuntimeError:
             return False  # What a kernel did wrong stays with the process: each call raises it again from now on.
+        if not any(map(sys.modules.__contains__, OTHER_LIBRARIES)):
+            self.kept = kept
         return True
 
     def explain_full(self, error: BaseException, *, task: str, asked: str) -> bool:

@@ -6,17 +6,19 @@
                      └─ held while idle processes of other leases on the same cards are being ended
 
 Which cards a task uses has been decided by the coordinator, whose books know nothing of idle processes. So there is one rule here, for what
-an idle process may still hold (a context, and what its globals refer to): at most what its largest task was given. Where that, together
-with what the other leases on a card are given, leaves no room for a newcomer's task, idle processes are ended, those that have been idle
-for longest first, and the task is fed when they are gone. Two halves of a card thus keep their processes while they take turns, and a task that
-is given the whole card has it to itself.
+an idle process may still hold: a context, and what its globals refer to as far as torch tells, or all that its tasks were given where it
+does not. Where that, together with what the other leases on a card have, leaves no room for a newcomer's task, idle processes are
+ended, those that have been idle for longest first, and the task is fed when they are gone. Two halves of a card thus keep their processes while they take
+turns, and a task that is given the whole card has it to itself. A process that holds more than the next task of its lease is given is replaced, because
+others may come beside that task.
 
 Promises, beside those of `local` for each lease:
 
 1. A process sees the cards of its lease and no others, from its start to its end.
 2. A process that is busy, or that tasks wait for, is never ended for another lease's sake.
 3. A task is not fed while a process that is being ended for it is still there.
-4. A process that has been idle for `LEASE_IDLE_SECONDS`, or whose cards the owner wants back, is ended; the next task starts another.
+4. What a process may hold beyond what its task is given is less than `EXCESS_BYTES`.
+5. A process that has been idle for `LEASE_IDLE_SECONDS`, or whose cards the owner wants back, is ended; the next task starts another.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from gpumesh.scheduler.local import Health, Kill, Kind, LocalPool, Report, Runne
 
 # A new process pays seconds for torch and its context; an idle one keeps half a gigabyte, or all its globals hold, from the card's owner.
 LEASE_IDLE_SECONDS = 60.0
+EXCESS_BYTES = CONTEXT_BYTES  # Differences below the size of a context are not worth a new one.
 UNKNOWN_BYTES = 1 << 40  # Of a card whose memory nobody knows: only fractions of it are compared with each other.
 _NOT_RUN = int(Status.NOT_RUN)
 
@@ -108,15 +111,23 @@ class LeasePool(LocalPool):
 
 
 class _Lease:
-    __slots__ = ("key", "pool", "blockers", "given", "idle_since", "problem")
+    __slots__ = ("key", "pool", "blockers", "given", "kept", "measured", "idle_since", "problem")
 
     def __init__(self, key: Key, pool: LeasePool) -> None:
         self.key = key
         self.pool = pool
         self.blockers: Set[int] = set()  # Runners that have to be gone before it is fed.
-        self.given: Dict[str, int] = {}  # Card -> the most bytes that a task of its process has been given.
+        self.given: Dict[str, int] = {}  # Card -> the most bytes that one of the tasks here has been given; empty when idle.
+        self.kept: Dict[str, int] = {}  # Card -> bytes that its process may hold from tasks before these.
+        self.measured = (
+            -1
+        )  # Bytes that the process says it holds since its last task, without its context; -1: it does not say.
         self.idle_since: Optional[float] = None  # None: it has something to do.
         self.problem = ""
+
+    def has(self, card: str) -> int:
+        """Bytes of a card that it may hold, or come to hold with the tasks that are here."""
+        return max(self.given.get(card, 0), self.kept.get(card, 0))
 
 
 class Leases:
@@ -202,6 +213,8 @@ class Leases:
         actions: List[Any] = []
         self._note_given(lease, spec)
         if lease.pool.is_idle:
+            if any(lease.kept.get(card, 0) > lease.given[card] + EXCESS_BYTES for card in cards):
+                actions.extend(lease.pool.end_idle())
             self._make_room(lease, actions)
         actions.extend(lease.pool.on_arrived(spec, tasks, now))
         self._settle(lease, actions, now)
@@ -213,6 +226,10 @@ class Leases:
         actions = lease.pool.on_ready(runner, now)
         self._settle(lease, actions, now)
         return actions
+
+    def on_kept(self, runner: int, nbytes: int) -> None:
+        """What a runner says it holds of the fullest of its cards since its last task, without its context; -1: it cannot say."""
+        self._by_runner[runner].measured = nbytes
 
     def on_results(self, runner: int, results: Any, now: float) -> List[Any]:
         """A runner sent results of the tasks at the head of its feed, in order."""
@@ -231,7 +248,7 @@ class Leases:
     def on_runner_down(self, runner: int, started: int, finished: int, details: Dict[str, Any], now: float) -> List[Any]:
         """A process is gone, and what it held of its cards is free."""
         lease = self._by_runner.pop(runner)
-        lease.given = {}
+        lease.given, lease.kept, lease.measured = {}, {}, -1
         actions = lease.pool.on_runner_down(runner, started, finished, details, now)
         for spec in lease.pool.waiting_specs():
             self._note_given(lease, spec)
@@ -326,6 +343,11 @@ class Leases:
             return
         if lease.idle_since is None:
             lease.idle_since = now
+        if lease.given:
+            for card, given in lease.given.items():
+                most = max(given, lease.kept.get(card, 0))
+                lease.kept[card] = most if lease.measured < 0 else min(most, lease.measured + CONTEXT_BYTES)
+            lease.given = {}
         if now >= lease.idle_since + LEASE_IDLE_SECONDS or self._is_withheld(lease.key[0]):
             actions.extend(pool.end_idle())
         if not pool.has_process and self._leases.get(lease.key) is lease:
@@ -337,30 +359,28 @@ class Leases:
     # --- room on the cards
 
     def _make_room(self, lease: _Lease, actions: List[Any]) -> None:
-        """Before a task is fed into an idle lease: end idle processes of others that may hold what it has been given."""
+        """Before a task is fed into an idle lease: end idle processes of others that may hold what it is given."""
         for card in lease.key[0]:
             self._make_room_on(card, lease, actions)
         if lease.blockers:
             lease.pool.hold()
 
     def _make_room_on(self, card: str, lease: _Lease, actions: List[Any]) -> None:
-        room = self._memory_of(card) - lease.given[card]
-        idle: List[_Lease] = []
-        for other in self._leases.values():
-            if other is lease or card not in other.given:
-                continue
-            if not other.pool.is_idle:
-                room -= other.given[card]
-            elif other.pool.idle_runner() or other.pool.going():
-                room -= other.given[card]
-                idle.append(other)
-        idle.sort(key=lambda other: (not other.pool.going(), other.idle_since or 0.0))
-        for other in idle:
+        own = lease.given[card] if lease.pool.going() else lease.has(card)
+        others = [other for other in self._leases.values() if other is not lease and other.has(card)]
+        room = self._memory_of(card) - own - sum(other.has(card) for other in others)
+        others.sort(
+            key=lambda other: (not other.pool.going(), other.idle_since or 0.0)
+        )  # What ends anyway, then the longest idle.
+        for other in others:
             if room >= 0:
                 return
-            room += other.given[card]
-            actions.extend(other.pool.end_idle())
-            lease.blockers.update(other.pool.going())
+            if other.pool.is_idle:
+                actions.extend(other.pool.end_idle())
+            going = other.pool.going()
+            if going:
+                lease.blockers.update(going)
+                room += other.has(card) - other.given.get(card, 0)
 
     def _note_given(self, lease: _Lease, spec: int) -> None:
         need = self._needs[spec]
@@ -374,7 +394,7 @@ class Leases:
             return memory
         if need.gpu_memory:
             return min(memory, need.gpu_memory + CONTEXT_BYTES)
-        return int(memory * need.gpus)
+        return max(int(memory * need.gpus), min(memory, CONTEXT_BYTES))
 
     def _memory_of(self, card: str) -> int:
         return self._memory.get(card) or UNKNOWN_BYTES

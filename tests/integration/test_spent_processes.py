@@ -24,7 +24,12 @@ def pid_after(error: str) -> int:
     torch: Any = types.ModuleType("torch")
     torch.Tensor, torch.nn, torch.device = type("Tensor", (), {}), types.SimpleNamespace(Module=type("Module", (), {})), str
     torch.cuda = types.SimpleNamespace(
-        is_initialized=lambda: True, synchronize=lambda: None, memory_allocated=lambda: 0, empty_cache=empty_cache
+        is_initialized=lambda: True,
+        synchronize=lambda: None,
+        memory_allocated=lambda: 0,
+        memory_reserved=lambda number: 0,
+        device_count=lambda: 1,
+        empty_cache=empty_cache,
     )
     sys.modules["torch"] = torch
     return os.getpid()

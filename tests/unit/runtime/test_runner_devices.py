@@ -46,7 +46,10 @@ class _Cuda(ModuleType):
         return self.allocated
 
     def memory_reserved(self, index: int = 0) -> int:
-        return self.allocated + GB
+        return self.allocated + GB * (1 + index)
+
+    def device_count(self) -> int:
+        return 2
 
     def current_device(self) -> int:
         return 0
@@ -89,6 +92,7 @@ def test_without_torch_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -
     assert device.place(arguments, keywords) == (arguments, keywords)
     device.finish()
     assert device.free()
+    assert device.kept == -1, "what the task used is not known"
     assert not device.explain_full(MemoryError(), task="f", asked="1 GPU")
 
 
@@ -145,6 +149,39 @@ def test_what_only_cycles_keep_alive_is_looked_for_when_memory_has_grown(torch: 
     Holder()
     assert device.free()
     assert torch.cuda.allocated == 3 * GB
+
+
+def test_what_tasks_leave_behind_is_the_most_on_any_of_the_devices(torch: Any) -> None:
+    device = TaskDevice("cuda:0")
+    assert device.kept == -1, "no task has ended"
+
+    torch.cuda.allocated = 3 * GB
+    assert device.free()
+
+    assert device.kept == 5 * GB
+
+
+def test_torch_without_cuda_leaves_nothing(torch: Any) -> None:
+    torch.cuda.is_in_use = False
+    device = TaskDevice("cuda:0")
+
+    assert device.free()
+
+    assert device.kept == 0
+
+
+def test_nobody_knows_what_other_libraries_leave_behind(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = TaskDevice("cuda:0")
+    assert device.free()
+    assert device.kept == 2 * GB
+
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    assert device.free()
+    assert device.kept == -1
+    monkeypatch.delitem(sys.modules, "cupy")
+    torch.cuda.is_broken = True
+    assert not device.free()
+    assert device.kept == -1
 
 
 def test_a_device_that_does_not_answer_is_told(torch: Any) -> None:

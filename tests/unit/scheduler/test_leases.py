@@ -233,12 +233,61 @@ def test_those_that_have_been_idle_for_longest_make_way_first(worker: LeasesUnde
     assert worker.at(4.0).arrive(A, SMALL, 4, ordinal=2) == [Kill(11), StartRunner(12, 4, 0, A)]
 
 
-def test_a_process_that_has_grown_makes_way_though_its_last_task_was_small(worker: LeasesUnderTest) -> None:
+def test_a_process_that_may_hold_more_than_its_next_task_is_given_is_replaced(worker: LeasesUnderTest) -> None:
     worker.run(A, LARGE, 1)
-    worker.arrive(A, SMALL, 2)
+
+    assert worker.arrive(A, SMALL, 2) == [Kill(10)]
+    assert worker.down(10) == [StartRunner(11, 4, 0, A)]
+    assert worker.ready(11) == [feed(11, SMALL, 2)]
+
+
+def test_a_process_that_says_it_holds_little_is_used_again_for_a_smaller_task(worker: LeasesUnderTest) -> None:
+    worker.arrive(A, ONE, 1)
+    worker.ready(10)
+    worker.leases.on_kept(10, 2 * GB)
+    worker.finish(10)
+
+    assert worker.arrive(A, SMALL, 2) == [feed(10, SMALL, 2)]
+
+
+def test_what_a_process_says_it_holds_counts_and_not_what_it_was_given(worker: LeasesUnderTest) -> None:
+    for ordinal, task in ((0, 1), (1, 2)):
+        worker.arrive(A, LARGE, task, ordinal=ordinal)
+        worker.ready(10 + ordinal)
+        worker.leases.on_kept(10 + ordinal, GB)
+        worker.finish(10 + ordinal)
+
+    assert worker.arrive(A, LARGE, 3, ordinal=2) == [StartRunner(12, 4, 0, A)]
+
+
+def test_the_context_of_a_process_comes_on_top_of_what_it_says(worker: LeasesUnderTest) -> None:
+    worker.arrive(A, SMALL, 1)
+    worker.ready(10)
+    worker.leases.on_kept(10, int(5.2 * GB))
+    worker.finish(10)
+
+    assert worker.arrive(A, LARGE, 2, ordinal=1) == [Kill(10), StartRunner(11, 4, 0, A)], "5.2 + 18 GB, and a context each"
+
+
+def test_a_process_that_does_not_say_any_more_counts_with_all_it_was_given(worker: LeasesUnderTest) -> None:
+    worker.arrive(A, SMALL, 1)
+    worker.ready(10)
+    worker.leases.on_kept(10, 0)
+    worker.finish(10)
+    worker.arrive(A, LARGE, 2)
+    worker.leases.on_kept(10, -1)
     worker.finish(10)
 
     assert worker.arrive(A, SMALL, 3, ordinal=1) == [Kill(10), StartRunner(11, 4, 0, A)]
+
+
+def test_who_comes_beside_a_process_that_is_being_replaced_waits_until_it_is_gone(worker: LeasesUnderTest) -> None:
+    worker.run(A, LARGE, 1)
+    assert worker.arrive(A, SMALL, 2) == [Kill(10)]
+
+    assert worker.arrive(A, SMALL, 3, ordinal=1) == [StartRunner(11, 4, 0, A)]
+    assert worker.ready(11) == []
+    assert worker.down(10) == [StartRunner(12, 4, 0, A), feed(11, SMALL, 3)]
 
 
 def test_a_task_that_asks_for_more_than_its_process_had_ends_idle_ones_beside_it(worker: LeasesUnderTest) -> None:
