@@ -19,6 +19,7 @@ from gpumesh.scheduler.throughput import Function
 EXACT_SERVERS = 128  # Slots up to which the horizon is found by dealing out tasks; a fluid stands for more.
 REFRESH_FRACTION = 1 / 16  # Of the queue, or of the time to its end: so much of it may go before the horizon is found anew.
 BISECTIONS = 24
+PLENTY = 4.0  # Times its own seconds: with so much left, a worker that may take a task is not asked again for each.
 NEARLY_AS_FAST = 1.05  # Workers within so much of the fastest count as fastest: speeds are not known better.
 
 
@@ -39,6 +40,7 @@ class Horizon:
         "count",
         "seen_at",
         "ends_at",
+        "sure",
         "_free",
         "_others",
     )
@@ -55,6 +57,7 @@ class Horizon:
         self.count = count  # Ready tasks.
         self.seen_at = seen_at
         self.ends_at = seen_at
+        self.sure: Dict[Worker, None] = {}  # Who may take tasks as long as this horizon counts.
         self._free: Dict[Worker, List[float]] = {}  # In how many seconds each of its servers is free, as far as asked.
         self._others: Dict[Worker, float] = {}  # When the others would have ended without it, as far as asked.
 
@@ -78,7 +81,7 @@ class Horizon:
         """When all of them would have ended everything, but for one."""
         if self.total > EXACT_SERVERS:
             fluid = [
-                (worker.busy_seconds(group, self.seen_at), seconds, slots)
+                (seconds / 2 if worker.load >= worker.slots else 0.0, seconds, slots)  # Busy ones are half through.
                 for worker, slots, seconds in self.servers
                 if worker is not absent
             ]
@@ -157,18 +160,28 @@ def _poured(servers: List[Tuple[float, float, int]], count: int) -> float:
     return ends
 
 
-def may_take(worker: Worker, group: Group, spec: Spec, now: float) -> bool:
-    """Whether the tail rule lets this worker take the next task of the group, which is one of `spec`."""
+def may_take(worker: Worker, group: Group, spec: Spec, now: float, *, extra: float = 0.0) -> bool:
+    """Whether the tail rule lets this worker take the next task of the group, which is one of `spec`.
+
+    `extra`: seconds by which it would begin later than others, because it has to fetch inputs first.
+    """
     if spec.is_repeatable or len(group.workers) == 1:
         return True
     function = spec.function
-    seconds = worker.seconds(spec)
+    seconds = worker.seconds(spec) + extra
     if function.is_known and seconds <= TAIL_NEGLIGIBLE_SECONDS:
         return True
     horizon = group.horizon
     if horizon is None or horizon.is_stale(function, group.count, now):
         horizon = group.horizon = horizon_of(group, spec, group.count, now)
     if seconds <= horizon.fastest * NEARLY_AS_FAST:
+        return True
+    if not extra and worker in horizon.sure:
+        return True
+    left = horizon.ends_at - now
+    if seconds * PLENTY <= left and _is_timely(worker, function, seconds, left, horizon.pace):
+        if not extra:
+            horizon.sure[worker] = None
         return True
     return _is_timely(worker, function, seconds, horizon.ends_at - now, horizon.pace) or (
         horizon.total <= EXACT_SERVERS

@@ -10,7 +10,7 @@ ratios of scores count: a common factor goes into the work.
 
 from __future__ import annotations
 
-from math import exp, inf, log, sqrt
+from math import exp, log, sqrt
 from typing import Dict, List, Optional, Tuple
 
 from gpumesh.config import FUNCTION_CACHE_ENTRIES
@@ -25,6 +25,9 @@ NOISE_VARIANCE = 0.3  # Of the logarithm of lengths, as long as nobody has seen 
 NOISE_WEIGHT = 2.0  # ... which counts as much as so many tasks.
 LEAST_NOISE_VARIANCE = 0.003  # Clocks and other programs: 5 %.
 SHORTEST_SECONDS = 1e-6  # Nothing is taken for less: clocks are not finer, and a division by it stays tame.
+KEEP = 1.0 - 1.0 / LENGTH_MEMORY_TASKS
+GROWTH = 1.0 + 1.0 / LENGTH_MEMORY_TASKS
+DRIFT = 0.01  # Of the logarithm of a worker's mean: the sums over all workers need not be truer.
 NEGLIGIBLE_VARIANCE = 0.02
 BINS_PER_FACTOR_E = 3.0
 GUESS_WEIGHT = 2.0  # Lengths are taken for exponential until seen; that guess counts as much as so many tasks.
@@ -33,7 +36,7 @@ GUESS_WEIGHT = 2.0  # Lengths are taken for exponential until seen; that guess c
 class _Speed:
     """One worker's record for one function."""
 
-    __slots__ = ("count", "mean_log", "prior_log", "weight", "seconds", "variance")
+    __slots__ = ("count", "mean_log", "prior_log", "weight", "seconds", "variance", "entered_log", "entered_count", "trust")
 
     def __init__(self, prior: float) -> None:
         self.count = 0.0  # Tasks, at most SPEED_MEMORY_TASKS.
@@ -42,12 +45,15 @@ class _Speed:
         self.weight = 0.0  # In the function's mean of work.
         self.seconds = 0.0  # Expected, of the next task here.
         self.variance = PRIOR_VARIANCE  # Of the logarithm of that, as far as the speed is not known.
+        self.entered_log = 0.0  # `mean_log` and `count` as the function's sums over its workers have them.
+        self.entered_count = 0.0
+        self.trust = 0.0  # In what was measured; the rest is in the prior.
 
 
 class Function:
     """What is known about the run time of one function's tasks on one kind of device."""
 
-    __slots__ = ("digest", "kind", "unit", "_speeds", "_noise", "_noise_weight", "_work_sum", "_work_weight", "_off", "_ratios", "_ratio",
+    __slots__ = ("digest", "kind", "unit", "_speeds", "_noise", "_noise_weight", "_work_sum", "_work_weight", "_work_log", "_work", "_off", "_ratios", "_ratio",
                  "_bins", "_bin_unit", "_longest")  # fmt: skip
 
     def __init__(self, digest: bytes, kind: str = "") -> None:
@@ -59,6 +65,8 @@ class Function:
         self._noise_weight = NOISE_WEIGHT
         self._work_sum = 0.0  # Of weight * log(work), over the workers.
         self._work_weight = 0.0
+        self._work_log = 0.0  # The typical length of a task, in work: its logarithm,
+        self._work = 1.0  # and itself.
         self._off = [0.0, 0.0, 0.0]  # Of log(work) as each worker would have it: the sum, that of squares, that of 1 / count.
         self._bins: Dict[int, List[float]] = {}  # Lengths over the typical one: [weight, weight * length], by the logarithm.
         self._ratios = [0.0, 0.0]  # The sums over all bins.
@@ -78,24 +86,22 @@ class Function:
             speed = self._speeds[worker] = _Speed(prior)
         mean_log = log(max(seconds / count, SHORTEST_SECONDS))
         off = mean_log - speed.mean_log
-        self._leave(speed)
-        if speed.count:
+        seen = speed.count
+        if seen:
             # Welford's step: the share of `off` that is not the mean's own error.
-            share = off * off * speed.count / (speed.count + 1)
-            keep = 1.0 - 1.0 / LENGTH_MEMORY_TASKS
-            self._noise = self._noise * keep + share
-            self._noise_weight = self._noise_weight * keep + 1.0
-        speed.count = min(speed.count + count, SPEED_MEMORY_TASKS)
-        speed.mean_log += off * min(1.0, count / speed.count)
-        noise = max(LEAST_NOISE_VARIANCE, self._noise / self._noise_weight)
-        self._enter(speed, noise)
-        work_log = self._work_sum / self._work_weight
-        prior_variance = self._prior_variance(noise)
-        measured = prior_variance / (prior_variance + noise / speed.count)  # How far the posterior leaves the prior.
-        speed.variance = prior_variance * (1.0 - measured)
-        typical = measured * speed.mean_log + (1.0 - measured) * (work_log - speed.prior_log)
+            self._noise = self._noise * KEEP + off * off * seen / (seen + 1.0)
+            self._noise_weight = self._noise_weight * KEEP + 1.0
+        if seen < SPEED_MEMORY_TASKS:
+            seen = speed.count = min(seen + count, SPEED_MEMORY_TASKS)
+            speed.mean_log += off * min(1.0, count / seen)
+            self._enter(speed)
+        else:
+            speed.mean_log += off * min(1.0, count / SPEED_MEMORY_TASKS)
+            if abs(speed.mean_log - speed.entered_log) > DRIFT:
+                self._enter(speed)
+        typical = speed.trust * speed.mean_log + (1.0 - speed.trust) * (self._work_log - speed.prior_log)
         self._add_length(mean_log - typical, count)
-        self.unit = max(SHORTEST_SECONDS, exp(work_log) * self._ratio)
+        self.unit = max(SHORTEST_SECONDS, self._work * self._ratio)
         speed.seconds = max(SHORTEST_SECONDS, exp(typical) * self._ratio)
 
     def observe_at_least(self, worker: WorkerId, prior: float, seconds: float) -> None:
@@ -148,10 +154,6 @@ class Function:
             + self.overshoot(seconds * factor, limit)
         ) / 6.0
 
-    def longest(self, seconds: float) -> float:
-        """What the longest task seen so far would take where the mean one takes `seconds`."""
-        return seconds / self._ratio * self._longest
-
     def forget(self, worker: WorkerId) -> None:
         """The worker is gone; its like comes back under another id."""
         speed = self._speeds.pop(worker, None)
@@ -159,11 +161,16 @@ class Function:
             return
         self._leave(speed)
         if not self._speeds:  # The last one: what it told of the work is all there is to know.
-            self._work_sum = (speed.mean_log + speed.prior_log) * LEAST_NOISE_VARIANCE
+            self._work_sum = (speed.entered_log + speed.prior_log) * LEAST_NOISE_VARIANCE
             self._work_weight = LEAST_NOISE_VARIANCE
             self._off = [0.0, 0.0, 0.0]
 
-    def _enter(self, speed: _Speed, noise: float) -> None:
+    def _enter(self, speed: _Speed) -> None:
+        """Bring the sums over all workers, and what follows from them, up to date with one worker's mean."""
+        noise = max(LEAST_NOISE_VARIANCE, self._noise / self._noise_weight)
+        self._leave(speed)
+        speed.entered_log = speed.mean_log
+        speed.entered_count = speed.count
         work_log = speed.mean_log + speed.prior_log
         speed.weight = 1.0 / (PRIOR_VARIANCE + noise / speed.count)
         self._work_sum += speed.weight * work_log
@@ -172,17 +179,22 @@ class Function:
         off[0] += work_log
         off[1] += work_log * work_log
         off[2] += 1.0 / speed.count
+        self._work_log = self._work_sum / self._work_weight
+        self._work = exp(self._work_log)
+        prior_variance = self._prior_variance(noise)
+        speed.trust = prior_variance / (prior_variance + noise / speed.count)  # How far the posterior leaves the prior.
+        speed.variance = prior_variance * (1.0 - speed.trust)
 
     def _leave(self, speed: _Speed) -> None:
-        if not speed.count:
+        if not speed.entered_count:
             return
-        work_log = speed.mean_log + speed.prior_log
+        work_log = speed.entered_log + speed.prior_log
         self._work_sum -= speed.weight * work_log
         self._work_weight -= speed.weight
         off = self._off
         off[0] -= work_log
         off[1] -= work_log * work_log
-        off[2] -= 1.0 / speed.count
+        off[2] -= 1.0 / speed.entered_count
 
     def _prior_variance(self, noise: float) -> float:
         """Of the logarithms of scores: the guess, and what those who were measured differ by beyond the noise in their means."""
@@ -196,7 +208,7 @@ class Function:
     def _add_length(self, length_log: float, count: int) -> None:
         number = int(length_log * BINS_PER_FACTOR_E // 1.0)
         length = exp(length_log)
-        self._bin_unit *= (1.0 + 1.0 / LENGTH_MEMORY_TASKS) ** min(count, LENGTH_MEMORY_TASKS)
+        self._bin_unit *= GROWTH if count == 1 else GROWTH ** min(count, LENGTH_MEMORY_TASKS)
         weight = self._bin_unit * count
         entry = self._bins.get(number)
         if entry is None:
@@ -247,6 +259,3 @@ class Throughput:
     def known(self) -> List[Tuple[bytes, str]]:
         """Digests and kinds, the least recently defined first."""
         return list(self._functions)
-
-
-UNKNOWN_SECONDS = inf
