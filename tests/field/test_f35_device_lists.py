@@ -36,6 +36,18 @@ def look(seconds: float = 0.0) -> Seen:
     return tuple(filter(None, os.environ["CUDA_VISIBLE_DEVICES"].split(","))), os.getpid()
 
 
+def wait_for(file: str) -> Seen:
+    end = time.monotonic() + 60
+    while not os.path.exists(file):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return look()
+
+
+def weigh(data: bytes) -> Tuple[Seen, int]:
+    return look(), len(data)
+
+
 def by_process(seen: List[Seen]) -> Dict[int, Set[Tuple[str, ...]]]:
     found: Dict[int, Set[Tuple[str, ...]]] = {}
     for cards, pid in seen:
@@ -90,3 +102,16 @@ def test_fractions_share_a_card_in_processes_of_their_own(mesh: GPUMesh) -> None
     for (cards,) in processes.values():
         places[cards] = places.get(cards, 0) + 1
     assert places == {(key,): 2 for key in CARDS}
+
+
+def test_tasks_whose_inputs_lie_in_the_store_get_their_cards_beside_full_slots(mesh: GPUMesh, tmp_path: Path) -> None:
+    data = bytes(3_000_000)
+    word = tmp_path / "go"
+    held = accelerate(mesh)(wait_for).map([(str(word),)] * SLOTS)
+
+    ends = [accelerate(mesh, gpu=gpus)(weigh).map([(data,)] * 3).result(60) for gpus in (1, 2)]
+
+    for gpus, seen in zip((1, 2), ends):
+        assert all(len(cards) == gpus and size == len(data) for (cards, _), size in seen)
+    word.touch()
+    assert all(cards == () for cards, _ in held.result(60))
