@@ -53,7 +53,7 @@ def sweep(mesh: GPUMesh, true_speeds: Dict[str, float], *, points: int, idempote
     """Run the sweep once; print who did how much of it, and how long it took."""
     parameters = [2.8 + 1.2 * i / points for i in range(points)]
     done: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
+    seconds: Dict[str, float] = dict.fromkeys(true_speeds, 0.0)
     before = time.perf_counter()
     for future in accelerate(mesh, idempotent=idempotent)(settle).map(parameters).as_completed():
         assert math.isfinite(future.result())
