@@ -47,6 +47,8 @@ from gpumesh.scheduler.dependencies import Dependencies, Waiting
 from gpumesh.scheduler.explanation import explain, is_version_mismatch
 from gpumesh.scheduler.horizon import may_take
 from gpumesh.scheduler.idle import Idle
+from gpumesh.scheduler.locality import Locality
+from gpumesh.scheduler.nearest import Rooms, choose, room_at
 from gpumesh.scheduler.placement import (
     HELD,
     Placed,
@@ -55,6 +57,7 @@ from gpumesh.scheduler.placement import (
     card_room,
     place,
     room,
+    rooms_for,
     space,
     surplus,
 )
@@ -77,6 +80,7 @@ _INPUT_MISSING = int(Status.INPUT_MISSING)
 _INPUT_FAILED = int(Status.INPUT_FAILED)
 _OK = int(Status.OK)
 
+HELD_GROWTH = 1.25  # With so many times the tasks that were ready, who was held back is asked again.
 UNCAPPED = 1 << 62  # More than any allowance.
 
 Returned = Tuple[Spec, int]
@@ -100,13 +104,16 @@ class Cluster:
         self._cancelled: Dict[int, None] = {}  # Assigned, and their client wants them ended.
         self._orphans: Dict[int, List[int]] = {}  # Task id -> attempts that still run somewhere for a client that left.
         self._stuck: Dict[Group, None] = {}  # Ready tasks and nobody who could run them.
+        self._locality = Locality()
         self._has_dead = False  # Some lane may hold ids of cancelled tasks.
         self._idle = Idle()  # Healthy, with a free slot.
         self._stacked: Dict[Worker, None] = {}  # More assigned than slots.
         self._balance_at: Optional[float] = None  # When to look whether the stacked hold something for the idle.
         self._copies: Dict[int, Dict[Worker, None]] = {}  # Tasks with more than one attempt under way: all who have one.
         self._repeatable: Dict[Group, None] = {}  # With attempts under way that idle workers may repeat.
-        self._held: Dict[Group, None] = {}  # With ready tasks that a worker with room was not allowed to take.
+        self._held: Dict[
+            Group, float
+        ] = {}  # With ready tasks that a worker with room may not take; ask again when there are so many.
         self._look_at: Optional[float] = None  # When to ask the idle again about those two.
         self._copies_at = 0.0  # Not before: looking through many attempts takes its time.
         self._healthy = 0  # As last told in WorkersChanged.
@@ -121,7 +128,12 @@ class Cluster:
             ev.SpecDefined: self._on_spec_defined,
             ev.TasksSubmitted: self._on_tasks_submitted,
             ev.DependentSubmitted: self._on_dependent_submitted,
+            ev.ResultStored: self._on_result_stored,
             ev.AttemptsFinished: self._on_attempts_finished,
+            ev.StoreShared: self._on_news_of_objects,
+            ev.CopyMade: self._on_news_of_objects,
+            ev.CopiesGone: self._on_news_of_objects,
+            ev.BytesMoved: self._on_news_of_objects,
             ev.CancelRequested: self._on_cancel_requested,
         }
 
@@ -196,6 +208,7 @@ class Cluster:
         if event.worker in self._workers:
             self._on_worker_lost(ev.WorkerLost(event.worker, "it connected again"), now, actions)
         worker = self._workers[event.worker] = Worker(event.worker, event.facts)
+        self._locality.join(worker)
         self._admit(worker, now)
         self._refill(worker, now, actions)
         self._tell_workers(worker, actions)
@@ -235,6 +248,7 @@ class Cluster:
         self._withdraw(worker, now)
         self._idle.discard(worker)
         self._stacked.pop(worker, None)
+        self._locality.leave(worker)
         for (task_id, attempt), batch in worker.orphans.items():
             self._forget_orphan(task_id, attempt)
             self._count_repeatable(batch.spec, -1)
@@ -346,6 +360,7 @@ class Cluster:
         for task_id in gone:
             del self._tasks[task_id]
             self._supervision.forget(task_id)
+            self._locality.forget(task_id)
         for spec in [*client.specs.values(), *client.replaced]:
             spec.group.specs -= 1
             if not spec.group.specs:
@@ -434,11 +449,14 @@ class Cluster:
             self._greet(client)
         client.pending += len(ids)
         group = spec.group
+        for task_id, inputs in event.inputs:
+            if task_id in fresh:
+                self._locality.add(task_id, group, inputs)
         group.push(spec, ids, now)
         self._note(group)
         if not group.workers:
             self._stick(group, spec, now)
-        elif not group.is_saturated or group in self._held:
+        elif not group.is_saturated or group.count >= self._held.get(group, group.count + 1):
             self._distribute(group, now, actions)
 
     def _greet(self, client: Client) -> None:
@@ -465,9 +483,25 @@ class Cluster:
         if task_id in self._orphans:
             self._supervision.start_from(task_id, max(self._orphans[task_id]) + 1)
         self._tasks[task_id] = self._dependencies.add(task_id, spec, event.producers)
+        self._locality.extend(task_id, event.inputs)
         if not client.pending:
             self._greet(client)
         client.pending += 1
+
+    def _on_result_stored(self, event: ev.ResultStored, now: float, actions: List[Action]) -> None:
+        for task_id in self._dependencies.dependents(event.task_id):
+            self._locality.extend(task_id, event.inputs)
+
+    def _on_news_of_objects(self, event: ev.ObjectNews, now: float, actions: List[Action]) -> None:
+        """Nothing follows at once: the next who looks for work sees it."""
+        if isinstance(event, ev.StoreShared):
+            self._locality.share(event.worker, event.is_shared)
+        elif isinstance(event, ev.CopyMade):
+            self._locality.copied(event.worker, event.oid)
+        elif isinstance(event, ev.CopiesGone):
+            self._locality.dropped(event.worker, event.oids)
+        else:
+            self._locality.moved(event.worker, event.nbytes, event.seconds)
 
     def _screen(self, client: Client, ids: Sequence[int], actions: List[Action]) -> List[int]:
         """Refuse what cannot be taken, return the rest."""
@@ -519,6 +553,9 @@ class Cluster:
         """Place what is ready in one group, on whoever has room."""
         rivals = self._queues.rivals(group)
         self._held.pop(group, None)
+        if self._locality.matters and self._locality.concerns(group):
+            self._distribute_near(group, rivals, now, actions)
+            return
         while group.count:
             lane = group.next_lane()
             spec = lane.head
@@ -546,6 +583,9 @@ class Cluster:
         for group in self._queues.ready(now):
             width = group.workers.get(worker)
             if width is None:
+                continue
+            if self._locality.matters and self._locality.concerns(group):
+                cap = self._refill_near(worker, group, cap, now, actions)
                 continue
             is_served = False
             turn = 0  # What a lane may send before it is the next one's turn.
@@ -576,32 +616,84 @@ class Cluster:
         if self._repeatable and worker.load < worker.slots:
             self._look_for_copies(now, actions)
 
+    def _distribute_near(self, group: Group, rivals: Sequence[Group], now: float, actions: List[Action]) -> None:
+        """The same where some of the tasks have large inputs."""
+
+        def rooms_of(spec: Spec) -> Rooms:
+            rooms, _, is_held = rooms_for(group, spec, group.workers, rivals, now)
+            return rooms, is_held
+
+        while group.count and self._hand_out(group, rooms_of, now, actions):
+            pass
+        group.is_saturated = bool(group.count)
+        self._note(group)
+
+    def _refill_near(self, worker: Worker, group: Group, cap: int, now: float, actions: List[Action]) -> int:
+        """The same; returns the cap for the groups behind this one."""
+        is_served = False
+        next_cap = cap
+
+        def rooms_of(spec: Spec) -> Rooms:
+            nonlocal next_cap
+            count, allowed = room_at(worker, group, spec, cap, is_next_turn=is_served)
+            if count <= 0:
+                if group.workers[worker]:
+                    next_cap = min(next_cap, allowed or next_cap)
+                return [], False
+            is_held = not may_take(worker, group, spec, now)
+            return [] if is_held else [(worker, count)], is_held
+
+        while group.count and self._hand_out(group, rooms_of, now, actions):
+            is_served = True
+        if is_served:
+            self._note(group)
+            self._queues.served(group, now)
+        return next_cap
+
+    def _hand_out(self, group: Group, rooms_of: Callable[[Spec], Rooms], now: float, actions: List[Action]) -> bool:
+        """Assign some tasks of a group to the workers that will end them first; whether there were any."""
+        choice, is_held = choose(group, self._locality, rooms_of, now)
+        if choice is None:
+            if is_held:
+                self._hold(group, group.next_lane().head, now)
+            return False
+        spec = choice.run.spec
+        for task_id in choice.passed:
+            self._locality.overtake(task_id)
+        for worker, ids in choice.shares:
+            group.pick(choice.lane, choice.run, ids)
+            self._assign(worker, spec, group.workers[worker], ids, now, actions)
+        return True
+
     def _assign(self, worker: Worker, spec: Spec, width: int, ids: List[int], now: float, actions: List[Action]) -> None:
         """The one way into ASSIGNED for tasks that were ready."""
         self._tasks.update(dict.fromkeys(ids, worker))
         if width:
-            probe = ids[0] if worker.load < worker.slots else -1
+            is_alone = worker.load < worker.slots and ids[0] not in self._locality  # Nor waits for its inputs.
+            probe = ids[0] if is_alone else -1
             self._send(worker, Batch(spec, 1, width, now, probe, self._charge(worker, spec, width)), ids, actions)
         else:
             self._assign_leased(worker, spec, ids, now, actions)
         self._settle(worker, now)
 
     def _assign_leased(self, worker: Worker, spec: Spec, ids: List[int], now: float, actions: List[Action]) -> None:
-        """The same on a worker's cards: to the leases that exist as far as they have room, and to new ones."""
+        """The same on a worker's cards."""
         assert worker.cards is not None, worker.id
         need = spec.group.need
         allowed = allowance(worker, spec, 1)
         charge = self._charge(worker, spec, 1)
         rest = ids
+        while rest:  # First one task for each lease that can be had, then what is sent ahead.
+            opened = worker.cards.open(need)
+            if opened is None:
+                break
+            self._send(worker, Batch(spec, 1, 0, now, rest[0], charge, opened), rest[:1], actions)
+            rest = rest[1:]
         for lease, load in list(worker.leases.items()):
             if rest and lease.need == need and load < allowed:
                 self._send(worker, Batch(spec, 1, 0, now, -1, charge, lease), rest[: allowed - load], actions)
                 rest = rest[allowed - load :]
-        while rest:
-            opened = worker.cards.open(need)
-            assert opened is not None, f"{worker.id} was found to have room for {need}"
-            self._send(worker, Batch(spec, 1, 0, now, rest[0], charge, opened), rest[:allowed], actions)
-            rest = rest[allowed:]
+        assert not rest, f"{worker.id} was found to have room for {need}"
 
     def _charge(self, worker: Worker, spec: Spec, width: int) -> float:
         """Slot seconds that a client is charged for a task, until it is known what it took."""
@@ -611,6 +703,8 @@ class Cluster:
         """Enter attempts wherever a worker's are kept."""
         spec = batch.spec
         worker.assigned.update(dict.fromkeys(ids, batch))
+        if self._locality.matters:
+            self._locality.sent(worker, ids)
         worker.add(batch, len(ids))
         spec.client.served += batch.charge * len(ids)
         spec.client.holding += batch.charge * len(ids)
@@ -636,7 +730,7 @@ class Cluster:
 
     def _hold(self, group: Group, spec: Spec, now: float) -> None:
         """Somebody has room for a ready task and must not take it: ask again when things may look different."""
-        self._held[group] = None
+        self._held[group] = group.count * HELD_GROWTH + 1
         fastest = group.horizon.fastest if group.horizon is not None and spec.function.is_known else LOOK_AGAIN_MOST_SECONDS
         wait = LOOK_AGAIN_FRACTION * fastest
         self._look_again(now + min(LOOK_AGAIN_MOST_SECONDS, max(LOOK_AGAIN_LEAST_SECONDS, wait)))
@@ -728,7 +822,9 @@ class Cluster:
             return
         assigned = worker.assigned
         tasks = self._tasks
-        is_odd = bool(self._cancelled) or bool(worker.recalled) or bool(self._dependencies) or bool(self._copies)
+        is_odd = bool(
+            self._cancelled or worker.recalled or self._dependencies or self._copies or self._locality
+        )  # Some table has more to be told than those below.
         awaited: List[Tuple[int, bool]] = []  # Tasks that others wait for, and whether they have a result.
         delivered: Dict[ClientNumber, List[Tuple[int, int, Any, float]]] = {}
         returned: List[Returned] = []
@@ -779,6 +875,7 @@ class Cluster:
                 self._cancelled.pop(task_id, None)
                 worker.recalled.pop(task_id, None)
                 self._supervision.forget(task_id)
+                self._locality.forget(task_id)
                 if task_id in self._dependencies:
                     awaited.append((task_id, status == _OK))
         if batch is not None:
@@ -808,6 +905,7 @@ class Cluster:
                 spec = waiting.spec
                 group = spec.group
                 self._tasks[task_id] = spec
+                self._locality.settle(task_id, group)
                 group.push(spec, (task_id,), now)
                 self._note(group)
                 groups[group] = None
@@ -825,6 +923,7 @@ class Cluster:
             client = waiting.spec.client
             client.pending -= 1
             self._supervision.forget(task_id)
+            self._locality.forget(task_id)
             actions.append(Fail(client.number, task_id, _INPUT_FAILED, {"input": culprit}))
             failed.extend((dependent, task_id) for dependent in self._dependencies.failed(task_id))
 
@@ -915,6 +1014,7 @@ class Cluster:
             details["cause"] = cause
         del self._tasks[task_id]
         self._supervision.forget(task_id)
+        self._locality.forget(task_id)
         self._cancelled.pop(task_id, None)
         spec.client.pending -= 1
         actions.append(Fail(spec.client.number, task_id, status, details))
