@@ -348,6 +348,7 @@ class Cluster:
                 gone.extend(task_id for task_id in lost if self._tasks[task_id] is worker)
         for task_id in gone:
             self._copies.pop(task_id, None)
+            self._cancelled.pop(task_id, None)
         for group in list(self._queues.groups.values()):
             ids = group.drop(client)
             if ids:
@@ -378,9 +379,7 @@ class Cluster:
             worker.orphans[task_id, batch.attempt] = batch
             worker.recalled.pop(task_id, None)
             self._orphans.setdefault(task_id, []).append(batch.attempt)
-            if self._cancelled and task_id in self._cancelled:
-                del self._cancelled[task_id]  # Has been recalled already.
-            else:
+            if task_id not in self._cancelled:  # Otherwise it has been recalled already.
                 recall.append((task_id, batch.attempt))
         if recall:
             actions.append(Recall(worker.id, recall, kill=True))
@@ -760,7 +759,7 @@ class Cluster:
                 continue
             if group.count:
                 continue  # What waits goes first.
-            found = choose_copies(group, self._cancelled, now)
+            found = choose_copies(group, self._workers.values(), self._cancelled, now)
             seen += found.seen
             for worker, spec, task_id in found.starts:
                 self._start_copy(worker, spec, task_id, now, actions)

@@ -38,6 +38,10 @@ class Dependencies:
             self._dependents.setdefault(producer, {})[task_id] = waiting
         return waiting
 
+    def dependents(self, producer: int) -> List[int]:
+        """Those that wait for this task's result."""
+        return list(self._dependents.get(producer, ()))
+
     def arrived(self, producer: int) -> List[int]:
         """The result of `producer` is there: those that wait for nothing else now, in order."""
         ready: List[int] = []

@@ -65,12 +65,17 @@ class SpecDefined(NamedTuple):
     spec: TaskSpec
 
 
+Input = Tuple[int, int, Sequence[WorkerId]]
+"""A stored object that a task needs: its id, its size in bytes, and the workers that have copies of their own."""
+
+
 class TasksSubmitted(NamedTuple):
-    """A client wants these run, in this order if it matters at all."""
+    """A client wants these run, in this order if it matters at all. `inputs`: (task id, inputs) of those whose inputs are large."""
 
     client: ClientNumber
     spec_number: int
     task_ids: Sequence[int]
+    inputs: Sequence[Tuple[int, Sequence[Input]]] = ()
 
 
 class DependentSubmitted(NamedTuple):
@@ -80,6 +85,14 @@ class DependentSubmitted(NamedTuple):
     spec_number: int
     task_id: int
     producers: Sequence[int]
+    inputs: Sequence[Input] = ()  # Those that exist.
+
+
+class ResultStored(NamedTuple):
+    """The result of a task that others wait for is a stored object; told before the task's end."""
+
+    task_id: int
+    inputs: Sequence[Input]
 
 
 class AttemptsFinished(NamedTuple):
@@ -89,12 +102,43 @@ class AttemptsFinished(NamedTuple):
     results: Sequence[Tuple[int, int, int, Any, float]]
 
 
+class StoreShared(NamedTuple):
+    """Whether a worker has at hand all that the coordinator stores; until told otherwise it has not."""
+
+    worker: WorkerId
+    is_shared: bool
+
+
+class CopyMade(NamedTuple):
+    """A worker has a copy of an object, or is being sent one."""
+
+    worker: WorkerId
+    oid: int
+
+
+class CopiesGone(NamedTuple):
+    """A worker no longer has copies of these objects."""
+
+    worker: WorkerId
+    oids: Sequence[int]
+
+
+class BytesMoved(NamedTuple):
+    """So many bytes of objects went to a worker in so many seconds, in all of which some were on their way."""
+
+    worker: WorkerId
+    nbytes: int
+    seconds: float
+
+
 class CancelRequested(NamedTuple):
     """A client wants these ended, running or not."""
 
     client: ClientNumber
     task_ids: Sequence[int]
 
+
+ObjectNews = Union[StoreShared, CopyMade, CopiesGone, BytesMoved]
 
 Event = Union[
     WorkerConnected,
@@ -107,6 +151,11 @@ Event = Union[
     SpecDefined,
     TasksSubmitted,
     DependentSubmitted,
+    ResultStored,
     AttemptsFinished,
+    StoreShared,
+    CopyMade,
+    CopiesGone,
+    BytesMoved,
     CancelRequested,
 ]

@@ -22,6 +22,7 @@ def check(cluster: Cluster) -> None:
     _check_groups(cluster)
     _check_clients(cluster)
     _check_odds(cluster)
+    cluster._locality.check(cluster._tasks, cluster._workers)
 
 
 def _check_places(cluster: Cluster) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from itertools import repeat
-from typing import TYPE_CHECKING, Deque, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from gpumesh.config import AGEING_SECONDS, INFEASIBLE_NOTICE_SECONDS
 from gpumesh.model.ids import ClientNumber
@@ -70,6 +70,21 @@ class Lane:
             ids = living
         self.count -= len(ids)
         return ids
+
+    def pick(self, run: Run, task_ids: Iterable[int]) -> None:
+        """These living ids of a run leave; the nearer to its front, the cheaper."""
+        wanted = set(task_ids)  # Only asked for membership.
+        self.count -= len(wanted)
+        passed: List[int] = []
+        while wanted:
+            task_id = run.ids.popleft()
+            if task_id in wanted:
+                wanted.remove(task_id)
+            else:
+                passed.append(task_id)
+        run.ids.extendleft(reversed(passed))
+        if not run.ids:
+            self.runs.remove(run)
 
     def kill(self, task_id: int) -> None:
         """This ready task has ended."""
@@ -174,6 +189,13 @@ class Group:
         if not lane.count:
             del self.lanes[lane.client.number]
         return ids
+
+    def pick(self, lane: Lane, run: Run, task_ids: Sequence[int]) -> None:
+        """These tasks of a run leave, whatever their places in it."""
+        lane.pick(run, task_ids)
+        self.count -= len(task_ids)
+        if not lane.count:
+            del self.lanes[lane.client.number]
 
     def kill(self, client: Client, task_id: int) -> None:
         """This ready task has ended."""
