@@ -427,7 +427,7 @@ class DeleteObjects(NamedTuple):
 
 @message(0x70)
 class FreeObjects(NamedTuple):
-    """Coordinator -> worker: drop your copies."""
+    """Coordinator -> worker: drop your copies. Worker -> coordinator: these copies were dropped, to make room."""
 
     oids: List[int]
 

@@ -47,6 +47,7 @@ from gpumesh.runtime.object_service import ObjectService, awaited_tasks, is_payl
 from gpumesh.scheduler import actions as act
 from gpumesh.scheduler import events as ev
 from gpumesh.scheduler.cluster import Cluster
+from gpumesh.scheduler.locality import TRACKED_BYTES
 
 logger = logging.getLogger("gpumesh.coordinator")
 
@@ -125,6 +126,7 @@ class Coordinator:
             spill_dir=spill_dir or settings.spill_dir(),
             on_freed=self._on_objects_freed,
             on_settled=self._on_object_settled,
+            tell=lambda news: self._perform(self._cluster.handle(news, self._loop.time())),
         )
         self._healthy = 0
         self._ended = 0
@@ -214,7 +216,8 @@ class Coordinator:
             worker = link.peer = _Worker(ident, link, facts.hostname)
             self._workers[ident] = worker
             logger.info("worker %s (%s, %d slots) joined from %s", ident, facts.hostname, facts.slots, link.address)
-            self._perform(self._cluster.handle(ev.WorkerConnected(ident, facts), now))
+            is_near = link.is_local and facts.hostname == socket.gethostname()
+            self._perform(self._cluster.handle(ev.WorkerConnected(ident, facts, is_near), now))
         elif kind is RegisterClient and role == "client":
             number = ClientNumber(message.client)
             if not 0 <= number < CLIENT_LIMIT:
@@ -297,20 +300,26 @@ class Coordinator:
             self._payloads.update(zip(message.task_ids, message.payloads))
             ids = message.task_ids
             dependents: List[Tuple[int, Tuple[int, ...]]] = []
+            large: List[Tuple[int, Tuple[ev.Input, ...]]] = []
             if not is_plain:
                 for task_id, payload in zip(ids, message.payloads):
                     if type(payload) is not bytes:
                         self._objects.task_arrived(task_id, payload)
                         producers = awaited_tasks(payload)
+                        inputs = self._objects.inputs_of(payload, 0 if producers else TRACKED_BYTES)
                         if producers:
                             dependents.append((task_id, producers))
+                        if inputs:
+                            large.append((task_id, inputs))
             if dependents:
                 late = {task_id for task_id, _ in dependents}
                 ids = [task_id for task_id in ids if task_id not in late]
             if ids:
-                self._perform(self._cluster.handle(ev.TasksSubmitted(client.number, message.spec, ids), now))
+                self._perform(self._cluster.handle(ev.TasksSubmitted(client.number, message.spec, ids, large), now))
+            inputs_by_task = dict(large) if dependents else {}
             for task_id, producers in dependents:
-                event = ev.DependentSubmitted(client.number, message.spec, task_id, producers)
+                inputs = inputs_by_task.get(task_id, ())
+                event = ev.DependentSubmitted(client.number, message.spec, task_id, producers, inputs)
                 self._perform(self._cluster.handle(event, now))
                 if task_id in self._payloads:  # Otherwise it has ended already: an input is not known here.
                     for producer in producers:
@@ -400,6 +409,13 @@ class Coordinator:
             self._function_users[digest] = self._function_users.get(digest, 0) + 1
 
     def _on_results(self, worker: _Worker, results: Any, now: float, *, has_objects: bool) -> None:
+        if has_objects and self._late:
+            for result in results:
+                if result[0] in self._late and result[2] == _OK:
+                    value = result[3][0] if isinstance(result[3], tuple) else result[3]
+                    inputs = self._objects.inputs_of(value)
+                    if inputs:
+                        self._perform(self._cluster.handle(ev.ResultStored(result[0], inputs), now))
         self._incoming, self._incoming_has_objects = results, has_objects
         self._perform(self._cluster.handle(ev.AttemptsFinished(worker.ident, results), now))
         self._incoming, self._incoming_has_objects = (), False

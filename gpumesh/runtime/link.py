@@ -56,6 +56,7 @@ class PeerLink(asyncio.BufferedProtocol):
         self.connection = connection
         self.peer: Any = None  # Whoever owns this link keeps its side of the story here.
         self.address = ""
+        self.is_local = False  # The peer has called from the address that it called: it is most likely on this host.
         self.on_drained: Optional[Callable[[], None]] = None  # Called when what was queued has left, after a congestion.
         self._loop = loop
         self._on_events = on_events
@@ -81,6 +82,8 @@ class PeerLink(asyncio.BufferedProtocol):
         name = transport.get_extra_info("peername")
         if isinstance(name, tuple) and len(name) >= 2:
             self.address = f"{name[0]}:{name[1]}"
+            mine = transport.get_extra_info("sockname")
+            self.is_local = isinstance(mine, tuple) and mine[0] == name[0]
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)  # type: ignore[union-attr]
         self._flush()
         self._arm()

@@ -18,7 +18,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union
 
-from gpumesh.config import FETCH_WINDOW_BYTES, INLINE_VALUE_BYTES
+from gpumesh.config import FETCH_WINDOW_BYTES, INLINE_VALUE_BYTES, MIB
+from gpumesh.model.ids import WorkerId
 from gpumesh.model.payloads import Bundle, Later, OutOfBand, Stored, payload_bytes
 from gpumesh.model.resources import show_bytes
 from gpumesh.protocol import messages as msg
@@ -26,6 +27,7 @@ from gpumesh.protocol.connection import OBJECT_TRANSFER, ObjectDelivered
 from gpumesh.protocol.object_errors import to_text
 from gpumesh.runtime.link import PeerLink
 from gpumesh.runtime.loop import Alarm
+from gpumesh.scheduler import events as ev
 from gpumesh.scheduler.directory import Directory, Entry, ObjectState, PeerKey
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gpumesh.coordinator")
 
 MAX_OID = 1 << 63
+MEASURE_SECONDS = 5.0  # A rate is told at the latest after so long, while more and more is sent.
+MEASURED_BYTES = 1 * MIB  # Of less than this, the round trip is most.
 _PAYLOADS = (bytes, OutOfBand, Stored)
 
 OnArrival = Callable[[Optional[str]], None]
@@ -43,7 +47,8 @@ OnArrival = Callable[[Optional[str]], None]
 class ObjectPeer:
     """What one connected client or worker has to do with objects."""
 
-    __slots__ = ("key", "link", "name", "pins", "unsealed", "incoming", "outgoing", "next_number", "is_gone")
+    __slots__ = ("key", "link", "name", "pins", "unsealed", "incoming", "outgoing", "next_number", "is_gone", "shares", "sending",
+                 "sending_since", "sent_bytes")  # fmt: skip
 
     def __init__(self, key: PeerKey, link: PeerLink, name: str) -> None:
         self.key = key
@@ -55,6 +60,10 @@ class ObjectPeer:
         self.outgoing: Dict[int, int] = {}  # Its fetch number -> object that is sent to it, pinned meanwhile.
         self.next_number = OBJECT_TRANSFER
         self.is_gone = False
+        self.shares: Optional[bool] = None  # Whether it maps objects of this host's store; None: it has not used any.
+        self.sending: Dict[int, int] = {}  # Fetch number -> size of what is on its way to it.
+        self.sending_since = 0.0  # When there began to be some, or when the last measurement ended.
+        self.sent_bytes = 0  # Since then.
 
     def send(self, message: Any) -> None:
         """If it is still there."""
@@ -70,6 +79,7 @@ class ObjectService:
         spill_dir: Where what is above that goes; None: the system's temporary folder.
         on_freed: Told the workers that have copies of objects that nobody refers to any more.
         on_settled: An object that was arriving is stored or lost.
+        tell: Takes what the scheduler should know of who has what.
     """
 
     def __init__(
@@ -80,6 +90,7 @@ class ObjectService:
         spill_dir: Optional[str],
         on_freed: Callable[[str, List[int]], None],
         on_settled: Callable[[int], None],
+        tell: Callable[[ev.ObjectNews], None],
     ) -> None:
         self.directory = Directory()
         self._loop = loop
@@ -87,6 +98,7 @@ class ObjectService:
         self._spill_dir = spill_dir
         self._on_freed = on_freed
         self._on_settled = on_settled
+        self._tell = tell
         self._store: Optional[ObjectStore] = None
         self._data: Dict[int, Any] = {}  # Small objects: their payloads.
         self._data_bytes = 0  # Of all of them.
@@ -107,6 +119,7 @@ class ObjectService:
             msg.HoldRefs: self._on_hold,
             msg.ReleaseRefs: self._on_release,
             msg.DeleteObjects: self._on_delete,
+            msg.FreeObjects: self._on_copies_gone,
         }
 
     # --- from the coordinator
@@ -129,6 +142,20 @@ class ObjectService:
         oids = mentioned(payload)
         if oids:
             self.directory.hold_for_task(task_id, oids)
+
+    def inputs_of(self, payload: Any, least: int = 0) -> Tuple[ev.Input, ...]:
+        """The stored objects that a payload stands for; none if together they have less than `least` bytes.
+
+        What it only refers to may never be fetched, and does not count.
+        """
+        found: Dict[int, ev.Input] = {}
+        total = 0
+        for value in _parts_of(payload):
+            entry = self.directory.get(value.oid) if type(value) is Stored else None
+            if entry is not None and entry.oid not in found:
+                found[entry.oid] = (entry.oid, entry.nbytes, tuple(map(WorkerId, entry.copies)))
+                total += entry.nbytes
+        return tuple(found.values()) if total >= least else ()
 
     def task_ended(self, task_id: int) -> None:
         """It needs nothing any more."""
@@ -287,6 +314,7 @@ class ObjectService:
             peer.send(msg.SegmentCreated(number, "", "full: an object of this id exists already"))
             return ""
         peer.unsealed[oid] = message.nbytes
+        self._shares(peer, True)
 
         def then(path: Optional[str], error: Optional[Exception]) -> None:
             if peer.is_gone or path is None:
@@ -329,6 +357,7 @@ class ObjectService:
             self._open().seal(oid)
             self._settle(oid, None)
         else:
+            self._shares(peer, False)
             self._declare(peer, message)
             self._receive(peer, oid, message.nbytes)
         return ""
@@ -367,8 +396,7 @@ class ObjectService:
             peer.send(msg.ObjectStored(oid, self.why_lost(oid)))
             return ""
         store.seal(oid)
-        if isinstance(peer.key, str):
-            self.directory.copied(oid, peer.key)
+        self._copied(peer, oid)
         self._settle(oid, None)
         peer.send(msg.ObjectStored(oid, ""))
         return ""
@@ -405,6 +433,7 @@ class ObjectService:
 
     def _on_locate(self, peer: ObjectPeer, message: msg.LocateObject) -> str:
         oid, number = message.oid, message.number
+        self._shares(peer, True)
         self._when_here(oid, lambda problem: self._tell_where(peer, number, oid, problem))
         return ""
 
@@ -440,6 +469,7 @@ class ObjectService:
 
     def _on_fetch(self, peer: ObjectPeer, message: msg.FetchObject) -> str:
         oid, number, window = message.oid, message.number, message.window
+        self._shares(peer, False)
         self._when_here(oid, lambda problem: self._send_object(peer, number, oid, window, problem))
         return ""
 
@@ -456,9 +486,12 @@ class ObjectService:
             elif peer.is_gone or number not in peer.outgoing:
                 store.unpin(oid)
             else:
-                if isinstance(peer.key, str):
-                    self.directory.copied(oid, peer.key)
-                peer.link.connection.send_object(number, [store.view(oid)], window)
+                self._copied(peer, oid)
+                if not peer.sending:
+                    peer.sending_since = self._loop.time()
+                view = store.view(oid)
+                peer.sending[number] = view.nbytes
+                peer.link.connection.send_object(number, [view], window)
                 peer.link.flush_soon()
 
         store.pin(oid, then)
@@ -469,6 +502,40 @@ class ObjectService:
         if oid is not None and self._store is not None:
             self._store.release_view(oid)
             self._store.unpin(oid)
+            self._measure(peer, peer.sending.pop(message.number, 0), is_whole=type(message) is ObjectDelivered)
+        return ""
+
+    def _measure(self, peer: ObjectPeer, nbytes: int, *, is_whole: bool) -> None:
+        """One object less is on its way to a peer: what went there since it had nothing to wait for shows its rate."""
+        if is_whole:
+            peer.sent_bytes += nbytes
+        now = self._loop.time()
+        seconds = now - peer.sending_since
+        if not peer.sending or seconds > MEASURE_SECONDS:
+            if isinstance(peer.key, str) and peer.sent_bytes >= MEASURED_BYTES:
+                self._tell(ev.BytesMoved(WorkerId(peer.key), peer.sent_bytes, seconds))
+            peer.sending_since = now
+            peer.sent_bytes = 0
+
+    # --- what the scheduler should know
+
+    def _shares(self, peer: ObjectPeer, shares: bool) -> None:
+        """Its way to objects shows whether it uses this host's store."""
+        if peer.shares is not shares and isinstance(peer.key, str):
+            peer.shares = shares
+            self._tell(ev.StoreShared(WorkerId(peer.key), shares))
+
+    def _copied(self, peer: ObjectPeer, oid: int) -> None:
+        if isinstance(peer.key, str):
+            self.directory.copied(oid, peer.key)
+            self._tell(ev.CopyMade(WorkerId(peer.key), oid))
+
+    def _on_copies_gone(self, peer: ObjectPeer, message: msg.FreeObjects) -> str:
+        if not isinstance(peer.key, str) or any(type(oid) is not int for oid in message.oids):
+            return "these are not copies of objects"
+        for oid in message.oids:
+            self.directory.dropped(oid, peer.key)
+        self._tell(ev.CopiesGone(WorkerId(peer.key), message.oids))
         return ""
 
     def _on_unpin(self, peer: ObjectPeer, message: msg.UnpinObjects) -> str:
@@ -548,6 +615,7 @@ class ObjectService:
             store.unpin(oid, count, recycle=False)
         peer.incoming.clear()
         peer.outgoing.clear()
+        peer.sending.clear()
         peer.unsealed.clear()
         peer.pins.clear()
 
@@ -585,6 +653,10 @@ def mentioned(payload: Any) -> List[int]:
         oids.append(payload[0].oid)
     oids.extend(value.oid for _, value in payload[1] if type(value) is Stored)
     return oids
+
+
+def _parts_of(payload: Any) -> List[Any]:
+    return [payload[0], *(value for _, value in payload[1])] if isinstance(payload, tuple) else [payload]
 
 
 def awaited_tasks(payload: Any) -> Tuple[int, ...]:

@@ -106,6 +106,7 @@ class OwnStore:
             now=loop.time,
             on_gone=lambda writer, names: objects.tell_writers(names, int(writer)) if writer else None,
         )
+        self._store.on_dropped = lambda oids: objects.send(msg.FreeObjects(oids))
         self._next = OBJECT_TRANSFER
         self._incoming: Dict[int, Copy] = {}  # Fetch number -> what is being received.
         self._outgoing: Dict[int, int] = {}  # The coordinator's fetch number -> object.

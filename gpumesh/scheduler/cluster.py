@@ -208,7 +208,7 @@ class Cluster:
         if event.worker in self._workers:
             self._on_worker_lost(ev.WorkerLost(event.worker, "it connected again"), now, actions)
         worker = self._workers[event.worker] = Worker(event.worker, event.facts)
-        self._locality.join(worker)
+        self._locality.join(worker, is_near=event.is_near)
         self._admit(worker, now)
         self._refill(worker, now, actions)
         self._tell_workers(worker, actions)

@@ -107,6 +107,12 @@ class Directory:
         if entry is not None:
             entry.copies[worker] = None
 
+    def dropped(self, oid: int, worker: str) -> None:
+        """It has that copy no more."""
+        entry = self._objects.get(oid)
+        if entry is not None:
+            entry.copies.pop(worker, None)
+
     # --- who holds
 
     def grant(self, peer: PeerKey, oid: int, count: int = 1) -> bool:

@@ -11,10 +11,14 @@ from gpumesh.model.tasks import TaskSpec
 
 
 class WorkerConnected(NamedTuple):
-    """A worker has joined. A known id means that it started its connection anew: what it had before is lost."""
+    """A worker has joined. A known id means that it started its connection anew: what it had before is lost.
+
+    `is_near`: it has at hand all that the coordinator stores, as far as can be told.
+    """
 
     worker: WorkerId
     facts: WorkerFacts
+    is_near: bool = False
 
 
 class WorkerChanged(NamedTuple):
@@ -103,7 +107,7 @@ class AttemptsFinished(NamedTuple):
 
 
 class StoreShared(NamedTuple):
-    """Whether a worker has at hand all that the coordinator stores; until told otherwise it has not."""
+    """Whether a worker has at hand all that the coordinator stores, as it has turned out."""
 
     worker: WorkerId
     is_shared: bool

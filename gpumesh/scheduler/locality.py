@@ -53,8 +53,8 @@ class _Path:
 
     __slots__ = ("is_shared", "nbytes", "seconds")
 
-    def __init__(self) -> None:
-        self.is_shared = False  # It maps what the coordinator has.
+    def __init__(self, is_shared: bool) -> None:
+        self.is_shared = is_shared  # It maps what the coordinator has.
         self.nbytes = PRIOR_BYTES
         self.seconds = PRIOR_BYTES / PRIOR_BYTES_PER_SECOND  # In which so many bytes went.
 
@@ -84,11 +84,11 @@ class Locality:
 
     # --- workers
 
-    def join(self, worker: Worker) -> None:
-        """A worker is here; it is taken for a distant one until `share` says otherwise."""
+    def join(self, worker: Worker, *, is_near: bool) -> None:
+        """A worker is here; `share` corrects what was guessed."""
         self._workers[worker.id] = worker
-        self._paths[worker] = _Path()
-        self._far += 1
+        self._paths[worker] = _Path(is_near)
+        self._far += not is_near
         self._tell()
 
     def leave(self, worker: Worker) -> None:
