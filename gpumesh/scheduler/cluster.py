@@ -822,7 +822,7 @@ class Cluster:
         assigned = worker.assigned
         tasks = self._tasks
         is_odd = bool(
-            self._cancelled or worker.recalled or self._dependencies or self._copies or self._locality
+            self._cancelled or worker.recalled or self._dependencies or self._copies or self._locality or self._supervision
         )  # Some table has more to be told than those below.
         awaited: List[Tuple[int, bool]] = []  # Tasks that others wait for, and whether they have a result.
         delivered: Dict[ClientNumber, List[Tuple[int, int, Any, float]]] = {}
