@@ -7,7 +7,7 @@ speeds may be wrong.
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional
+from typing import Dict, Iterable, List, Mapping, Optional
 
 from gpumesh.config import (
     COPY_GAIN,
@@ -52,13 +52,20 @@ class Copies(NamedTuple):
     seen: int
 
 
-def choose_copies(group: Group, unwanted: Mapping[int, None], now: float) -> Copies:
-    """The copies that idle workers should take of a group's running idempotent attempts; `unwanted`: tasks being cancelled."""
+def choose_copies(group: Group, workers: Iterable[Worker], unwanted: Mapping[int, None], now: float) -> Copies:
+    """The copies that idle workers should take of a group's running idempotent attempts.
+
+    Args:
+        group: Whose tasks.
+        workers: All that are connected: those that are paused or leave run attempts as well.
+        unwanted: Tasks being cancelled.
+        now: The time.
+    """
     candidates: Dict[int, _Candidate] = {}
     idle: Dict[Worker, int] = {}
     seen = 0
-    for worker in group.workers:
-        if worker.has_room(group) and not worker.is_installing(group):
+    for worker in workers:
+        if worker in group.workers and worker.has_room(group) and not worker.is_installing(group):
             idle[worker] = 1 if not group.workers[worker] else worker.slots - worker.load
         for task_id, batch in worker.running():
             seen += 1

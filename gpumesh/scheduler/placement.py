@@ -28,6 +28,8 @@ from gpumesh.scheduler.states import Spec, Worker
 STEPS_PER_WORKER = (
     8  # A batch is dealt out in about so many steps for each worker: even to an eighth of a share, cheap for any size.
 )
+UNCAPPED = 1 << 62  # More than any count.
+REFUSALS = 32  # Workers in a row by speed that the tail rule refuses: the slower ones it would refuse as well.
 LARGE_MESH = 64  # Workers, all of whom are looked at for each batch of tasks.
 IDLE_PER_TASK = 4  # Idle workers that are looked at for each task in a larger one.
 REFILL_FRACTION = 1 / AHEAD_ROUND_TRIPS  # Of the allowance: what is left lasts for the round trip that a refill takes.
@@ -122,7 +124,13 @@ def place(group: Group, spec: Spec, ready: int, rivals: Sequence[Group], idle: I
     """
     if not group.workers:
         return INFEASIBLE
-    rooms, total, is_held = rooms_for(group, spec, _candidates(group, ready, idle), rivals, now)
+    if len(group.workers) > LARGE_MESH and not group.need.needs_gpu:
+        found = [worker for worker in islice(idle, LARGE_MESH + ready * IDLE_PER_TASK) if worker in group.workers]
+        rooms, total, is_held = rooms_for(group, spec, found, rivals, now, refusals=REFUSALS)
+        if total < ready and not is_held:
+            rooms, total, is_held = rooms_for(group, spec, group.workers, rivals, now)
+    else:
+        rooms, total, is_held = rooms_for(group, spec, group.workers, rivals, now)
     if not rooms:
         return HELD if is_held else BUSY
     if len(group.lanes) > 1:
@@ -135,9 +143,12 @@ def place(group: Group, spec: Spec, ready: int, rivals: Sequence[Group], idle: I
 
 
 def rooms_for(
-    group: Group, spec: Spec, workers: Iterable[Worker], rivals: Sequence[Group], now: float
+    group: Group, spec: Spec, workers: Iterable[Worker], rivals: Sequence[Group], now: float, *, refusals: int = UNCAPPED
 ) -> Tuple[List[Tuple[Worker, int]], int, bool]:
-    """Who of these has room for how many tasks, how many that is together, and whether somebody else must not use his."""
+    """Who of these has room for how many tasks, how many that is together, and whether somebody else must not use his.
+
+    `workers` come the fastest first where `refusals` says after how many that must not, the rest need not be asked.
+    """
     rooms: List[Tuple[Worker, int]] = []
     total = 0
     is_held = False
@@ -152,18 +163,13 @@ def rooms_for(
             continue
         if not may_take(worker, group, spec, now):
             is_held = True
+            refusals -= 1
+            if not refusals:
+                break
             continue
         rooms.append((worker, count))
         total += count
     return rooms, total, is_held
-
-
-def _candidates(group: Group, ready: int, idle: Idle) -> Iterable[Worker]:
-    """Whom to look at: everybody; but among many, where enough are idle for a few tasks, the fastest of those."""
-    if len(group.workers) <= LARGE_MESH or group.need.needs_gpu or ready * IDLE_PER_TASK >= len(idle):
-        return group.workers
-    found = [worker for worker in islice(idle, LARGE_MESH + ready * IDLE_PER_TASK) if worker in group.workers]
-    return found if len(found) >= ready else group.workers
 
 
 def _deal(spec: Spec, ready: int, rooms: Sequence[Tuple[Worker, int]], group: Group, now: float) -> List[Tuple[Worker, int]]:

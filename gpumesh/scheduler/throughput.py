@@ -21,6 +21,7 @@ LENGTH_MEMORY_TASKS = 256.0  # Of a function: enough to know its rare long tasks
 PRIOR_VARIANCE = 1.0  # Of the logarithm of a score: a benchmark of matrices says no more about other work.
 PRIOR_WEIGHT = 3.0  # Measured workers that this guess counts as much as, when it is compared with what they are off by.
 LEAST_PRIOR_VARIANCE = 0.3
+LEAST_UNMEASURED_VARIANCE = 0.7  # Who was never measured is trusted no more than this, however right the others' scores are.
 NOISE_VARIANCE = 0.3  # Of the logarithm of lengths, as long as nobody has seen two tasks of the function ...
 NOISE_WEIGHT = 2.0  # ... which counts as much as so many tasks.
 LEAST_NOISE_VARIANCE = 0.003  # Clocks and other programs: 5 %.
@@ -53,7 +54,7 @@ class _Speed:
 class Function:
     """What is known about the run time of one function's tasks on one kind of device."""
 
-    __slots__ = ("digest", "kind", "unit", "_speeds", "_noise", "_noise_weight", "_work_sum", "_work_weight", "_work_log", "_work", "_off", "_ratios", "_ratio",
+    __slots__ = ("digest", "kind", "unit", "_speeds", "_noise", "_noise_weight", "_work_sum", "_work_weight", "_work_log", "_work", "_unmeasured", "_off", "_ratios", "_ratio",
                  "_bins", "_bin_unit", "_longest")  # fmt: skip
 
     def __init__(self, digest: bytes, kind: str = "") -> None:
@@ -65,6 +66,7 @@ class Function:
         self._noise_weight = NOISE_WEIGHT
         self._work_sum = 0.0  # Of weight * log(work), over the workers.
         self._work_weight = 0.0
+        self._unmeasured = PRIOR_VARIANCE  # Of the logarithm of the speed of who was not measured, as far as it is known.
         self._work_log = 0.0  # The typical length of a task, in work: its logarithm,
         self._work = 1.0  # and itself.
         self._off = [0.0, 0.0, 0.0]  # Of log(work) as each worker would have it: the sum, that of squares, that of 1 / count.
@@ -144,7 +146,7 @@ class Function:
         with weights 1/6, 2/3, 1/6).
         """
         speed = self._speeds.get(worker)
-        variance = PRIOR_VARIANCE if speed is None else speed.variance
+        variance = max(LEAST_UNMEASURED_VARIANCE, self._unmeasured) if speed is None else speed.variance
         if variance < NEGLIGIBLE_VARIANCE:
             return self.overshoot(seconds, limit)
         factor = exp(sqrt(3.0 * variance))
@@ -181,7 +183,7 @@ class Function:
         off[2] += 1.0 / speed.count
         self._work_log = self._work_sum / self._work_weight
         self._work = exp(self._work_log)
-        prior_variance = self._prior_variance(noise)
+        prior_variance = self._unmeasured = self._prior_variance(noise)
         speed.trust = prior_variance / (prior_variance + noise / speed.count)  # How far the posterior leaves the prior.
         speed.variance = prior_variance * (1.0 - speed.trust)
 
