@@ -455,7 +455,7 @@ class Cluster:
         self._note(group)
         if not group.workers:
             self._stick(group, spec, now)
-        elif not group.is_saturated or group.count >= self._held.get(group, group.count + 1):
+        elif not group.is_saturated or group.count >= self._held.get(group, group.count + 1) or self._locality.concerns(group):
             self._distribute(group, now, actions)
 
     def _greet(self, client: Client) -> None:

@@ -168,7 +168,7 @@ class _Match:
             if fetch:
                 self._wire[best] = self._wire.get(best, 0.0) + fetch
                 self._fetches[needs][best] = 0.0  # It comes once, for all who need it there.
-                self._holders[needs].append(best)
+                self._holders_of(needs).append(best)
         self._bids[best].take(1)
         return best
 
