@@ -30,6 +30,7 @@ from gpumesh.config import (
 )
 from gpumesh.model.ids import SEQUENCE_BITS, ClientNumber, WorkerId
 from gpumesh.model.outcomes import Status
+from gpumesh.model.tasks import TaskSpec
 from gpumesh.scheduler import events as ev
 from gpumesh.scheduler.actions import (
     Action,
@@ -76,6 +77,7 @@ _CANCELLED = int(Status.CANCELLED)
 _INFEASIBLE = int(Status.INFEASIBLE)
 _REFUSED = int(Status.REFUSED)
 _HANDED_BACK = int(Status.HANDED_BACK)
+_OUT_OF_MEMORY = int(Status.OUT_OF_MEMORY)
 _INPUT_MISSING = int(Status.INPUT_MISSING)
 _INPUT_FAILED = int(Status.INPUT_FAILED)
 _OK = int(Status.OK)
@@ -400,6 +402,10 @@ class Cluster:
             if before.spec == spec:
                 return
             client.replaced.append(before)
+        client.specs[event.number] = self._new_spec(client, spec)
+
+    def _new_spec(self, client: Client, spec: TaskSpec) -> Spec:
+        """A spec with all that is looked up for it; it counts in its group from now on."""
         key = (spec.requirement, spec.priority, spec.packages)
         group = self._queues.groups.get(key)
         if group is None:
@@ -410,7 +416,7 @@ class Cluster:
                     group.workers[worker] = width
         group.specs += 1
         function = self._throughput.function(spec.function, "gpu" if spec.requirement.needs_gpu else "")
-        client.specs[event.number] = Spec(client, spec, function, group)
+        return Spec(client, spec, function, group)
 
     # --- tasks come in
 
@@ -759,7 +765,7 @@ class Cluster:
                 continue
             if group.count:
                 continue  # What waits goes first.
-            found = choose_copies(group, self._workers.values(), self._cancelled, now)
+            found = choose_copies(group, self._workers.values(), self._cancelled, now, self._locality.fetch_seconds)
             seen += found.seen
             for worker, spec, task_id in found.starts:
                 self._start_copy(worker, spec, task_id, now, actions)
@@ -947,6 +953,11 @@ class Cluster:
     ) -> bool:
         """Whether an attempt that did not run to its end is delivered as it is; if not, all that follows has been done."""
         spec = batch.spec
+        if status == _OUT_OF_MEMORY:
+            larger = self._on_larger_cards(worker, batch)
+            if larger is not None:
+                spec = larger
+                status = _RETRYABLE
         if status not in (_RETRYABLE, _CRASHED, _NOT_RUN, _HANDED_BACK):
             self._supervision.forget(task_id)
             return True
@@ -969,6 +980,23 @@ class Cluster:
             return True
         returned.append((spec, task_id))
         return False
+
+    def _on_larger_cards(self, worker: Worker, batch: Batch) -> Optional[Spec]:
+        """What a task is to be tried again as whose card's memory did not suffice; None if nobody has a larger one."""
+        spec = batch.spec
+        if batch.lease is None:
+            return None
+        largest = max((card.memory for card in worker.facts.devices if card.key in batch.lease.cards), default=0)
+        need = spec.spec.requirement._replace(gpu_memory=max(spec.spec.requirement.gpu_memory, largest + 1))
+        wanted = spec.spec._replace(requirement=need)
+        for known in spec.client.replaced:
+            if known.spec == wanted:
+                return known if known.group.workers else None
+        if not any(each.state is WorkerState.HEALTHY and each.width_of(need) is not None for each in self._workers.values()):
+            return None
+        larger = self._new_spec(spec.client, wanted)
+        spec.client.replaced.append(larger)
+        return larger
 
     def _on_late(self, worker: Worker, task_id: int, attempt: int) -> None:
         """A result nobody waits for: of a client that left, or overtaken."""
@@ -1092,7 +1120,7 @@ class Cluster:
         self._balance_at = None
         if not self._idle or not self._stacked:
             return
-        idle = Rescue(self._idle)
+        idle = Rescue(self._idle, self._locality.fetch_seconds if self._locality.matters else None)
         look_again = math.inf
         for worker in self._stacked:
             found = surplus(worker, idle, now)

@@ -7,7 +7,7 @@ speeds may be wrong.
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, Optional
+from typing import Callable, Dict, Iterable, List, Mapping, Optional
 
 from gpumesh.config import (
     COPY_GAIN,
@@ -23,6 +23,14 @@ from gpumesh.scheduler.queues import Group
 from gpumesh.scheduler.states import Spec, Worker
 
 SCANNED_ATTEMPTS = 16  # Of those that are expected to end last: what an idle worker compares itself with.
+
+
+Fetch = Callable[[int, Worker], float]
+"""Seconds until a task's inputs are at a worker."""
+
+
+def _at_hand(task_id: int, worker: Worker) -> float:
+    return 0.0
 
 
 class Copy(NamedTuple):
@@ -52,7 +60,9 @@ class Copies(NamedTuple):
     seen: int
 
 
-def choose_copies(group: Group, workers: Iterable[Worker], unwanted: Mapping[int, None], now: float) -> Copies:
+def choose_copies(
+    group: Group, workers: Iterable[Worker], unwanted: Mapping[int, None], now: float, fetch: Fetch = _at_hand
+) -> Copies:
     """The copies that idle workers should take of a group's running idempotent attempts.
 
     Args:
@@ -60,6 +70,7 @@ def choose_copies(group: Group, workers: Iterable[Worker], unwanted: Mapping[int
         workers: All that are connected: those that are paused or leave run attempts as well.
         unwanted: Tasks being cancelled.
         now: The time.
+        fetch: Seconds until a task's inputs are at a worker.
     """
     candidates: Dict[int, _Candidate] = {}
     idle: Dict[Worker, int] = {}
@@ -89,18 +100,18 @@ def choose_copies(group: Group, workers: Iterable[Worker], unwanted: Mapping[int
     soonest = LOOK_AGAIN_MOST_SECONDS
     for worker in fastest_first(idle, order[0].spec):
         for _ in range(idle[worker]):
-            best = _best_for(worker, order, pace)
+            best = _best_for(worker, order, pace, fetch)
             if best is None:
                 break
             best.places.append(worker)
-            best.remaining = worker.seconds(best.spec) * max(1.0, best.shown)
+            best.remaining = fetch(best.task_id, worker) + worker.seconds(best.spec) * max(1.0, best.shown)
             starts.append(Copy(worker, best.spec, best.task_id))
             order.sort(key=lambda candidate: -candidate.remaining)
         soonest = min(soonest, LOOK_AGAIN_FRACTION * worker.seconds(order[0].spec))
     return Copies(starts, max(LOOK_AGAIN_LEAST_SECONDS, soonest), seen)
 
 
-def _best_for(worker: Worker, order: List[_Candidate], pace: float) -> Optional[_Candidate]:
+def _best_for(worker: Worker, order: List[_Candidate], pace: float, fetch: Fetch) -> Optional[_Candidate]:
     """The one that would end last of those that this worker would end sooner."""
     for candidate in order[:SCANNED_ATTEMPTS]:
         length = max(1.0, candidate.shown)
@@ -109,6 +120,7 @@ def _best_for(worker: Worker, order: List[_Candidate], pace: float) -> Optional[
             own + COPY_GAIN * pace * length < candidate.remaining
             and len(candidate.places) <= MAX_COPIES
             and worker not in candidate.places
+            and own + COPY_GAIN * pace * length + fetch(candidate.task_id, worker) < candidate.remaining
         ):
             return candidate
     return None

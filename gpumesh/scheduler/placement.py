@@ -10,7 +10,7 @@ import enum
 import heapq
 import math
 from itertools import islice
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from gpumesh.config import (
     AHEAD_NEGLIGIBLE,
@@ -242,10 +242,11 @@ class Surplus(NamedTuple):
 class Rescue:
     """The workers with free slots, and how much they can take over at once: what they do until the next look."""
 
-    __slots__ = ("budget", "_workers", "_best")
+    __slots__ = ("budget", "_workers", "_best", "_fetch")
 
-    def __init__(self, workers: Iterable[Worker]) -> None:
+    def __init__(self, workers: Iterable[Worker], fetch: Optional[Callable[[int, Worker], float]] = None) -> None:
         self._workers = list(workers)
+        self._fetch = fetch  # Seconds until a task's inputs are at a worker; None: nowhere worth mentioning.
         self.budget = RECALL_AFTER_SECONDS * sum(worker.slots - worker.load for worker in self._workers)  # Slot seconds.
         self._best: Dict[Spec, Optional[float]] = {}
 
@@ -262,6 +263,13 @@ class Rescue:
                     best = own
         self._best[spec] = best
         return best
+
+    def fetch_seconds(self, task_id: int, group: Group) -> float:
+        """Until one of them has this task's inputs."""
+        if self._fetch is None:
+            return 0.0
+        able = (worker for worker in islice(self._workers, LARGE_MESH) if worker in group.workers)
+        return min((self._fetch(task_id, worker) for worker in able), default=0.0)
 
     def spend(self, worker: Worker, spec: Spec) -> None:
         """One of them takes over a task of this spec; a long or unknown one takes its slot until the next look."""
@@ -298,6 +306,7 @@ def surplus(worker: Worker, idle: Rescue, now: float) -> Surplus:
         own = idle.best_seconds(batch.spec, now)
         if own is None:
             continue
+        own += idle.fetch_seconds(task_id, batch.spec.group)
         due = batch.assigned_at + (RECALL_AFTER_SECONDS if own <= wait_seconds else max(RECALL_AFTER_SECONDS, own))
         if due <= now:
             tasks.append((task_id, batch.attempt))

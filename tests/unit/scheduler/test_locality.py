@@ -275,3 +275,31 @@ def test_a_wait_for_inputs_is_no_round_trip(pair: ClusterUnderTest) -> None:
     submit(pair, {0: [(1, 2 * GB, ("near",))]})
     pair.at(30.0).finish("near", task(0))
     assert worker.trips == before
+
+
+def test_a_task_that_waits_where_its_input_is_is_not_asked_back_before_another_could_have_fetched_it(
+    pair: ClusterUnderTest,
+) -> None:
+    submit(pair, {9: [(1, 2 * GB, ("near",))]})
+    pair.finish("near", task(9))
+    pair.cluster._workers[WorkerId("near")].round_trip = 1.0  # So one more waits there.
+    pair.submit(1, LONG)
+    assert placed_at(pair, 0) == "far"
+    submit(pair, {1: [(1, 2 * GB, ("near",))], 2: [(1, 2 * GB, ("near",))]})
+    assert placed_at(pair, 1) == placed_at(pair, 2) == "near"
+    pair.at(0.1).finish("far", task(0))
+    assert recalled(pair.until(19.0)) == []
+    assert recalled(pair.until(25.0)) == [2]
+
+
+def recalled(actions: List[act.Action]) -> List[int]:
+    return [task_id & 0xFFFFFFFF for action in actions if isinstance(action, act.Recall) for task_id, _ in action.tasks]
+
+
+def test_nobody_repeats_a_task_whose_inputs_would_come_later_than_its_end(mesh: ClusterUnderTest) -> None:
+    mesh.learn(10.0, TRAIN)
+    mesh.connect("near", score=1.0)
+    submit(mesh, {0: [(1, 2 * GB, ("near",))]})
+    mesh.at(5.0).connect("far", score=8.0)
+    assert placed(mesh.until(9.0)) == {}
+    assert placed(mesh.until(60.0)) == {0: "far"}  # It takes far longer than expected.
