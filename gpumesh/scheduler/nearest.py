@@ -1,8 +1,8 @@
 """Which ready tasks go where, when some have large inputs: each to where it is expected to end first, the time for its inputs included. Changes nothing.
 
-A worker looks at the first tasks of a run rather than at the next one only, and takes those first whose inputs it has. One whose inputs are at a busy
-worker stays in the queue if waiting for that one is shorter than bringing them elsewhere. A task that was passed over `OVERTAKEN_MOST` times goes next,
-wherever that is.
+A worker looks at the first tasks of a run rather than at the next one only, and takes those first whose inputs it has; but one that was passed over
+`OVERTAKEN_MOST` times goes before them. A task whose inputs are at a busy worker stays in the queue if waiting for that one is shorter than bringing
+them elsewhere, and no longer than bringing them would have taken: so a wrong guess at most doubles that time.
 """
 
 from __future__ import annotations
@@ -30,17 +30,27 @@ Rooms = Tuple[List[Tuple[Worker, int]], bool]
 
 
 class Choice(NamedTuple):
-    """Ready tasks of one run, some for each of these workers, and those that they overtake."""
+    """Ready tasks of one run, some for each of these workers.
+
+    Attributes:
+        shares: Who gets which; nothing if nobody should get any now.
+        passed: Those with large inputs that they overtake.
+        kept: Those that stay for the sake of a busy worker.
+        is_held: Somebody has room that a ready task could have used.
+    """
 
     lane: Lane
     run: Run
     shares: List[Tuple[Worker, List[int]]]
     passed: List[int]
+    kept: List[int]
+    is_held: bool
 
 
-def choose(group: Group, locality: Locality, rooms_of: Callable[[Spec], Rooms], now: float) -> Tuple[Optional[Choice], bool]:
-    """What to assign next, in the order of the clients' turns; and whether room was left that something ready could have used."""
+def choose(group: Group, locality: Locality, rooms_of: Callable[[Spec], Rooms], now: float) -> Choice:
+    """What to assign next, in the order of the clients' turns; the group has ready tasks."""
     is_held = False
+    kept: List[int] = []
     found: Dict[Spec, Rooms] = {}
     for lane in sorted(group.lanes.values(), key=lambda lane: lane.client.served):
         for run in islice(lane.runs, RUNS):
@@ -58,11 +68,12 @@ def choose(group: Group, locality: Locality, rooms_of: Callable[[Spec], Rooms], 
                 ids = [task_id for task_id in islice(run.ids, window) if task_id not in lane.dead]
                 shares, passed = match.deal(ids, limit)
                 if shares:
-                    return Choice(lane, run, shares, passed), is_held or match.is_held
+                    return Choice(lane, run, shares, passed, kept + match.kept, is_held or bool(match.kept))
                 if window >= len(run.ids):
                     break
+            kept.extend(match.kept)
             is_held = True
-    return None, is_held
+    return Choice(lane, run, [], [], kept, is_held)
 
 
 def room_at(worker: Worker, group: Group, spec: Spec, cap: int, *, is_next_turn: bool) -> Tuple[int, int]:
@@ -80,7 +91,7 @@ class _Match:
     """Deals the tasks of one run to workers with room."""
 
     def __init__(self, group: Group, spec: Spec, locality: Locality, rooms: Sequence[Tuple[Worker, int]], now: float) -> None:
-        self.is_held = False
+        self.kept: List[int] = []
         self._group = group
         self._spec = spec
         self._locality = locality
@@ -125,7 +136,7 @@ class _Match:
         return list(shares.items()), passed
 
     def _in_turn(self, ids: Sequence[int]) -> List[int]:
-        """Those that have waited too long, then those whose inputs are where there is room, then the others."""
+        """Those that were passed over too often, then those whose inputs are where there is room, then the others."""
         locality = self._locality
         first: List[int] = []
         near: List[int] = []
@@ -156,14 +167,12 @@ class _Match:
             return None
         if needs is not None:
             fetch = self._fetch(needs, best)
-            if fetch and self._locality.overtaken(task_id) < OVERTAKEN_MOST:
+            if fetch and self._now - self._locality.kept_since(task_id, self._now) < fetch:
                 other = self._sooner(needs, ends)
                 if other is not None:
                     self._waits[other] = self._wait(other) + other.seconds(self._spec) / max(1, other.servers(self._group))
-                    self.is_held = True
-                    return None
-                if not self._is_timely(best, needs, fetch):
-                    self.is_held = True
+                if other is not None or not self._is_timely(best, needs, fetch):
+                    self.kept.append(task_id)
                     return None
             if fetch:
                 self._wire[best] = self._wire.get(best, 0.0) + fetch
@@ -239,5 +248,8 @@ class _Match:
             return True
         group = self._group
         among = self._holders_of(needs) or list(islice(group.workers, LARGE_MESH))
-        least = min(self._fetch(needs, other) for other in among)
+        others = [other for other in among if not other.has_room(group) or may_take(other, group, self._spec, self._now)]
+        if not others:
+            return True  # Who has it must not take it: it would stay for ever.
+        least = min(self._fetch(needs, other) for other in others)
         return may_take(worker, group, self._spec, self._now, extra=fetch - least)
