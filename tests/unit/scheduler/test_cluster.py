@@ -6,7 +6,7 @@ from typing import Any, List, Tuple
 
 import pytest
 
-from gpumesh.config import MAX_PENDING_TASKS_PER_CLIENT, RECALL_AFTER_SECONDS
+from gpumesh.config import MAX_PENDING_TASKS_PER_CLIENT, RECALL_AFTER_SECONDS, ROUND_TRIP_CAP_SECONDS
 from gpumesh.model.ids import ClientNumber, WorkerId, make_task_id
 from gpumesh.model.outcomes import Status
 from gpumesh.model.resources import DeviceFacts, Requirement
@@ -46,15 +46,25 @@ def test_tasks_submitted_before_any_worker_run_when_one_joins(mesh: Any) -> None
     assert mesh.connect("w1", slots=2) == [Assign(W1, PLAIN, first(0, 1)), WorkersChanged(1)]
 
 
-def test_of_a_function_nobody_has_measured_one_task_waits_at_each_worker(mesh: Any) -> None:
+def test_of_a_function_nobody_has_measured_nothing_is_sent_ahead(mesh: Any) -> None:
     mesh.connect("w1", slots=2)
-    assert mesh.submit(10) == [Assign(W1, PLAIN, first(0, 1, 2))]
+    assert mesh.submit(10) == [Assign(W1, PLAIN, first(0, 1))]
+
+
+def test_short_tasks_are_sent_ahead_of_need_only_to_who_was_measured(mesh: Any) -> None:
+    mesh.connect("w1")
+    mesh.learn(0.001, worker="w1")
+    mesh.connect("w2")
+    assert mesh.submit(10) == [Assign(W1, PLAIN, first(0, 1, 2)), Assign(W2, PLAIN, first(3))]
 
 
 def test_a_worker_that_finishes_gets_the_next_tasks_in_the_same_turn(mesh: Any) -> None:
     mesh.connect("w1")
     mesh.submit(5)
-    assert mesh.finish("w1", t(0), seconds=60.0) == [Deliver(ONE, W1, [(t(0), Status.OK, b"value", 60.0)])]
+    assert mesh.finish("w1", t(0), seconds=60.0) == [
+        Deliver(ONE, W1, [(t(0), Status.OK, b"value", 60.0)]),
+        Assign(W1, PLAIN, first(1)),
+    ]
     assert mesh.finish("w1", t(1), seconds=60.0) == [
         Deliver(ONE, W1, [(t(1), Status.OK, b"value", 60.0)]),
         Assign(W1, PLAIN, first(2)),
@@ -72,7 +82,7 @@ def test_results_of_several_clients_in_one_message_go_to_each(mesh: Any) -> None
     ]
 
 
-def test_higher_priority_goes_first_and_clients_take_turns(mesh: Any) -> None:
+def test_higher_priority_goes_first_and_then_the_client_that_has_had_least(mesh: Any) -> None:
     mesh.join_client(2)
     urgent = PLAIN._replace(priority=1, name="urgent")
     mesh.submit(4)
@@ -84,7 +94,7 @@ def test_higher_priority_goes_first_and_clients_take_turns(mesh: Any) -> None:
         task_id = next(iter(mesh.cluster._workers["w1"].assigned))
         order.append(task_id)
         mesh.finish("w1", task_id, seconds=100.0)
-    assert order == [t(4), t(0), t(0, 2), t(1), t(1, 2), t(2), t(3)]
+    assert order == [t(4), t(0, 2), t(0), t(1, 2), t(1), t(2), t(3)]
 
 
 # --- results that are not successes
@@ -109,7 +119,8 @@ def test_a_failed_attempt_is_tried_again_at_once_until_the_retries_are_used_up(m
 def test_a_task_given_back_goes_first_and_has_no_strike(mesh: Any) -> None:
     once_more = PLAIN._replace(retries=1)
     mesh.connect("w1")
-    mesh.submit(3, once_more)
+    mesh.learn(0.001, worker="w1")
+    assert mesh.submit(3, once_more) == [Assign(W1, once_more, first(0, 1, 2))]
     assert mesh.finish("w1", t(1), status=Status.NOT_RUN) == [Assign(W1, once_more, [(t(1), 2)])]
     assert mesh.finish("w1", t(1), status=Status.CRASHED, attempt=2) == [
         Retrying(t(1), 3, W1, Status.CRASHED),
@@ -143,9 +154,10 @@ def test_stale_results_among_good_ones_are_passed_over(mesh: Any) -> None:
 def test_of_a_lost_worker_only_what_may_have_run_gets_a_strike(mesh: Any) -> None:
     last_try = PLAIN._replace(retries=1)
     mesh.connect("w1")
-    mesh.submit(2, last_try)
+    mesh.learn(0.001, worker="w1")
+    assert mesh.submit(2, last_try) == [Assign(W1, last_try, first(0, 1))]
     assert mesh.lose("w1") == [Retrying(t(0), 2, W1, Status.LOST), WorkersChanged(0)]
-    assert mesh.connect("w2") == [Assign(W2, last_try, [(t(0), 2), (t(1), 2)]), WorkersChanged(1)]
+    assert mesh.connect("w2") == [Assign(W2, last_try, [(t(0), 2)]), WorkersChanged(1)]
     assert mesh.lose("w2", "silent for 30 s") == [
         Fail(
             ONE,
@@ -159,11 +171,16 @@ def test_of_a_lost_worker_only_what_may_have_run_gets_a_strike(mesh: Any) -> Non
         ),
         WorkersChanged(0),
     ]
-    assert mesh.connect("w1") == [Assign(W1, last_try, [(t(1), 3)]), WorkersChanged(1)]
+    assert mesh.connect("w1") == [Assign(W1, last_try, [(t(1), 2)]), WorkersChanged(1)]
+    assert mesh.finish("w1", t(1), status=Status.CRASHED, attempt=2) == [
+        Retrying(t(1), 3, W1, Status.CRASHED),
+        Assign(W1, last_try, [(t(1), 3)]),
+    ]
 
 
 def test_a_task_that_may_run_once_is_never_sent_ahead_and_fails_with_its_worker(mesh: Any) -> None:
     mesh.connect("w1", slots=2)
+    mesh.learn(0.001, worker="w1")
     assert mesh.submit(3, ONCE) == [Assign(W1, ONCE, first(0, 1))]
     actions = mesh.lose("w1")
     assert [(type(action), getattr(action, "task_id", None)) for action in actions] == [
@@ -255,12 +272,13 @@ def test_a_number_that_is_given_to_another_spec_changes_only_later_tasks(mesh: A
 
 def test_when_a_client_leaves_its_tasks_are_forgotten_and_its_running_ones_killed(mesh: Any) -> None:
     mesh.connect("w1")
-    mesh.submit(3)
-    assert mesh.lose_client() == [Recall(W1, first(0, 1), kill=True), Forget([t(0), t(1), t(2)])]
-    assert mesh.cluster.assigned_count() == 2, "they hold their slots until the worker has reported them"
+    mesh.learn(0.001, worker="w1")
+    mesh.submit(4)
+    assert mesh.lose_client() == [Recall(W1, first(0, 1, 2), kill=True), Forget([t(0), t(1), t(2), t(3)])]
+    assert mesh.cluster.assigned_count() == 3, "they hold their slots until the worker has reported them"
     mesh.join_client(2)
     assert mesh.submit(1, client=2) == []
-    assert mesh.finish("w1", t(0), t(1), status=Status.CANCELLED) == [Assign(W1, PLAIN, [(t(0, 2), 1)])]
+    assert mesh.finish("w1", t(0), t(1), t(2), status=Status.CANCELLED) == [Assign(W1, PLAIN, [(t(0, 2), 1)])]
 
 
 def test_a_client_that_comes_back_with_the_same_ids_does_not_get_results_of_its_former_life(mesh: Any) -> None:
@@ -284,7 +302,10 @@ def test_a_waiting_task_is_cancelled_at_once_and_a_running_one_by_its_worker(mes
         Recall(W1, first(0), kill=True),
     ]
     assert mesh.cancel(t(0), t(2)) == []
-    assert mesh.finish("w1", t(0), status=Status.CANCELLED) == [Deliver(ONE, W1, [(t(0), Status.CANCELLED, b"value", 1.0)])]
+    assert mesh.finish("w1", t(0), status=Status.CANCELLED) == [
+        Deliver(ONE, W1, [(t(0), Status.CANCELLED, b"value", 1.0)]),
+        Assign(W1, PLAIN, first(1)),
+    ]
 
 
 def test_a_result_that_is_faster_than_the_cancellation_counts(mesh: Any) -> None:
@@ -327,7 +348,7 @@ def test_an_id_may_be_used_again_after_it_was_cancelled_in_the_queue(mesh: Any) 
 def test_many_cancelled_tasks_leave_no_ids_behind(mesh: Any) -> None:
     mesh.submit(300)
     mesh.cancel(*(t(index) for index in range(1, 300)))
-    (group,) = mesh.cluster._queues.ready()
+    (group,) = mesh.cluster._queues.ready(0.0)
     assert sum(len(run.ids) for run in group.next_lane().runs) < 100
     assert mesh.connect("w1", slots=4) == [Assign(W1, PLAIN, first(0)), WorkersChanged(1)]
 
@@ -361,7 +382,7 @@ def test_what_nobody_can_run_is_told_after_two_seconds_and_fails_after_its_timeo
 def test_a_worker_that_joins_in_time_runs_what_nobody_could(mesh: Any) -> None:
     mesh.submit(1, BIG)
     card = DeviceFacts("cuda", 0, "NVIDIA A100-SXM4-40GB", 40 * 10**9, 70.0)
-    assert mesh.at(59.0).connect("w1", devices=(card,)) == [Assign(W1, BIG, first(0)), WorkersChanged(1)]
+    assert mesh.at(59.0).connect("w1", devices=(card,)) == [Assign(W1, BIG, first(0), ("cuda:0",)), WorkersChanged(1)]
     assert mesh.until(100.0) == []
 
 
@@ -398,7 +419,8 @@ def test_cancelling_ends_the_wait_for_a_worker(mesh: Any) -> None:
 
 def test_a_task_that_waits_behind_another_is_asked_back_when_a_worker_idles(mesh: Any) -> None:
     mesh.connect("w1")
-    mesh.submit(2)
+    mesh.learn(0.001, worker="w1")
+    assert mesh.submit(2) == [Assign(W1, PLAIN, first(0, 1))]
     mesh.at(1.0).connect("w2")
     assert mesh.cluster.next_deadline() == 1.0 + RECALL_AFTER_SECONDS
     assert mesh.until(1.1) == [Recall(W1, first(1), kill=False)]
@@ -408,6 +430,7 @@ def test_a_task_that_waits_behind_another_is_asked_back_when_a_worker_idles(mesh
 
 def test_a_recalled_task_that_started_all_the_same_ends_where_it_is(mesh: Any) -> None:
     mesh.connect("w1")
+    mesh.learn(0.001, worker="w1")
     mesh.submit(2)
     mesh.connect("w2")
     assert mesh.until(0.1) == [Recall(W1, first(1), kill=False)]
@@ -427,7 +450,11 @@ def test_half_of_a_queue_of_short_tasks_is_asked_back(mesh: Any) -> None:
 def test_no_more_is_asked_back_at_once_than_the_idle_can_take(mesh: Any) -> None:
     for worker in ("w1", "w2", "w3"):
         mesh.connect(worker)
-    mesh.submit(6)
+    mesh.submit(3)
+    for index, worker in enumerate(("w1", "w2", "w3")):
+        mesh.finish(worker, t(index), seconds=0.1)
+        mesh.cluster._workers[worker].round_trip = ROUND_TRIP_CAP_SECONDS
+    assert [len(action.tasks) for action in mesh.submit(6)] == [2, 2, 2]
     mesh.connect("w4")
     deadline = mesh.cluster.next_deadline()
     assert deadline is not None
@@ -438,10 +465,12 @@ def test_no_more_is_asked_back_at_once_than_the_idle_can_take(mesh: Any) -> None
 
 def test_clients_share_the_room_when_their_tasks_are_placed_together(mesh: Any) -> None:
     mesh.join_client(2)
-    mesh.learn(1e-4)
+    mesh.connect("w2", slots=4)
+    mesh.learn(1e-4, worker="w2")
+    mesh.change("w2", slots=4, problem="paused by its owner")
     mesh.submit(100)
     mesh.submit(100, client=2)
-    mesh.connect("w2", slots=4)
+    mesh.change("w2", slots=4)
     counts = [0, 0]
     for task_id in mesh.cluster._workers["w2"].assigned:
         counts[(task_id >> 32) - 1] += 1
@@ -451,7 +480,8 @@ def test_clients_share_the_room_when_their_tasks_are_placed_together(mesh: Any) 
 def test_nothing_is_asked_back_for_a_worker_that_cannot_run_it(mesh: Any) -> None:
     lab = PLAIN._replace(requirement=Requirement(tags=(("room", "lab"),)))
     mesh.connect("w1", tags=(("room", "lab"),))
-    mesh.submit(2, lab)
+    mesh.learn(0.001, worker="w1")
+    assert mesh.submit(2, lab) == [Assign(W1, lab, first(0, 1))]
     mesh.connect("w2")
     assert mesh.until(10.0) == []
 
@@ -493,7 +523,7 @@ def test_tasks_wait_in_their_queue_while_a_worker_installs_their_packages(mesh: 
     mesh.finish("w1", t(3), t(4))
     assert mesh.until(100.0) == [], "waiting for an installer is no lack of workers"
 
-    assert assigned(mesh.change("w1", slots=1)) == [("w1", PACKED, [0, 1])]
+    assert assigned(mesh.change("w1", slots=1)) == [("w1", PACKED, [0])]
 
 
 def test_another_worker_takes_what_waits_for_an_installer(mesh: Any) -> None:
@@ -505,7 +535,8 @@ def test_another_worker_takes_what_waits_for_an_installer(mesh: Any) -> None:
 
 def test_what_waits_elsewhere_is_not_asked_back_for_a_worker_that_still_installs(mesh: Any) -> None:
     mesh.connect("w1", slots=1)
-    mesh.submit(2, PACKED)
+    mesh.learn(0.001, PACKED, worker="w1")
+    assert assigned(mesh.submit(2, PACKED)) == [("w1", PACKED, [0, 1])]
 
     mesh.connect("w2", slots=1, installing=(("old",),))
 
@@ -517,7 +548,7 @@ def test_a_worker_has_some_tasks_of_each_environment_to_choose_from(mesh: Any) -
 
     sent = [assigned(mesh.submit(4, spec)) for spec in (PLAIN, PACKED, PACKED_TOO)]
 
-    assert sent == [[("w1", PLAIN, [0, 1, 2])], [("w1", PACKED, [4, 5])], [("w1", PACKED_TOO, [8, 9])]]
+    assert sent == [[("w1", PLAIN, [0, 1])], [("w1", PACKED, [4, 5])], [("w1", PACKED_TOO, [8, 9])]]
 
 
 # --- versions
