@@ -576,6 +576,7 @@ class Cluster:
                 taken = group.take(lane, count)
                 if taken:
                     self._assign(worker, spec, group.workers[worker], taken, now, actions)
+                    self._settle(worker, now)
         self._note(group)
 
     def _refill(self, worker: Worker, now: float, actions: List[Action]) -> None:
@@ -618,6 +619,7 @@ class Cluster:
             if is_served:
                 self._note(group)
                 self._queues.served(group, now)
+        self._settle(worker, now)
         if self._repeatable and worker.load < worker.slots:
             self._look_for_copies(now, actions)
 
@@ -657,29 +659,34 @@ class Cluster:
 
     def _hand_out(self, group: Group, rooms_of: Callable[[Spec], Rooms], now: float, actions: List[Action]) -> bool:
         """Assign some tasks of a group to the workers that will end them first; whether there were any."""
-        choice, is_held = choose(group, self._locality, rooms_of, now)
-        if choice is None:
-            if is_held:
-                self._hold(group, group.next_lane().head, now)
-            return False
+        choice = choose(group, self._locality, rooms_of, now)
         spec = choice.run.spec
+        for task_id in choice.kept:
+            self._locality.keep(task_id, now)
+        if not choice.shares:
+            if choice.is_held:
+                self._hold(group, spec, now)
+            return False
         for task_id in choice.passed:
             self._locality.overtake(task_id)
         for worker, ids in choice.shares:
             group.pick(choice.lane, choice.run, ids)
             self._assign(worker, spec, group.workers[worker], ids, now, actions)
+            self._settle(worker, now)
         return True
 
     def _assign(self, worker: Worker, spec: Spec, width: int, ids: List[int], now: float, actions: List[Action]) -> None:
-        """The one way into ASSIGNED for tasks that were ready."""
-        self._tasks.update(dict.fromkeys(ids, worker))
+        """The one way into ASSIGNED for tasks that were ready; the worker's load is settled afterwards by who calls."""
+        if len(ids) == 1:
+            self._tasks[ids[0]] = worker
+        else:
+            self._tasks.update(dict.fromkeys(ids, worker))
         if width:
             is_alone = worker.load < worker.slots and ids[0] not in self._locality  # Nor waits for its inputs.
             probe = ids[0] if is_alone else -1
             self._send(worker, Batch(spec, 1, width, now, probe, self._charge(worker, spec, width)), ids, actions)
         else:
             self._assign_leased(worker, spec, ids, now, actions)
-        self._settle(worker, now)
 
     def _assign_leased(self, worker: Worker, spec: Spec, ids: List[int], now: float, actions: List[Action]) -> None:
         """The same on a worker's cards."""
@@ -707,15 +714,21 @@ class Cluster:
     def _send(self, worker: Worker, batch: Batch, ids: List[int], actions: List[Action]) -> None:
         """Enter attempts wherever a worker's are kept."""
         spec = batch.spec
-        worker.assigned.update(dict.fromkeys(ids, batch))
+        count = len(ids)
+        if count == 1:
+            worker.assigned[ids[0]] = batch
+            tasks = [(ids[0], batch.attempt)]
+        else:
+            worker.assigned.update(dict.fromkeys(ids, batch))
+            tasks = list(zip(ids, repeat(batch.attempt)))
         if self._locality.matters:
             self._locality.sent(worker, ids)
-        worker.add(batch, len(ids))
-        spec.client.served += batch.charge * len(ids)
-        spec.client.holding += batch.charge * len(ids)
+        worker.add(batch, count)
+        charge = batch.charge * count
+        spec.client.served += charge
+        spec.client.holding += charge
         if spec.is_repeatable:
-            self._count_repeatable(spec, len(ids))
-        tasks = list(zip(ids, repeat(batch.attempt)))
+            self._count_repeatable(spec, count)
         supervision = self._supervision
         if supervision:
             for index, task_id in enumerate(ids):
@@ -892,7 +905,6 @@ class Cluster:
             self._return(returned, now, actions)
         groups = self._release(awaited, now, actions) if awaited else ()
         self._refill(worker, now, actions)  # First: it has the results that were waited for.
-        self._settle(worker, now)
         for group in groups:
             if group.count and group.workers and not group.is_saturated:
                 self._distribute(group, now, actions)
