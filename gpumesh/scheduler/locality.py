@@ -62,7 +62,8 @@ class _Path:
 class Locality:
     """See the module's text."""
 
-    __slots__ = ("matters", "_workers", "_paths", "_far", "_tasks", "_needs", "_growing", "_objects", "_groups", "_overtaken")
+    __slots__ = ("matters", "_workers", "_paths", "_far", "_tasks", "_needs", "_growing", "_objects", "_groups", "_overtaken",
+                 "_kept")  # fmt: skip
 
     def __init__(self) -> None:
         self.matters = False  # Some task has large inputs, and for some worker they are not at hand.
@@ -74,7 +75,8 @@ class Locality:
         self._growing: Dict[int, Dict[int, None]] = {}  # Task whose inputs do not all exist -> those that do.
         self._objects: Dict[int, _Object] = {}
         self._groups: Dict[Group, int] = {}  # How many tasks with large inputs each has; never 0.
-        self._overtaken: Dict[int, int] = {}  # How many tasks behind each were taken before it; never 0.
+        self._overtaken: Dict[int, int] = {}  # How many times tasks behind each were taken before it; never 0.
+        self._kept: Dict[int, float] = {}  # Since when each waits for the sake of a busy worker.
 
     def __bool__(self) -> bool:
         return bool(self._tasks) or bool(self._growing)
@@ -194,6 +196,7 @@ class Locality:
         if needs is None:
             return
         self._overtaken.pop(task_id, None)
+        self._kept.pop(task_id, None)
         group = needs.group
         if self._groups[group] == 1:
             del self._groups[group]
@@ -224,6 +227,14 @@ class Locality:
     def overtaken(self, task_id: int) -> int:
         """How often that has happened to it."""
         return self._overtaken.get(task_id, 0)
+
+    def keep(self, task_id: int, now: float) -> None:
+        """It stays in its queue though somebody had room for it."""
+        self._kept.setdefault(task_id, now)
+
+    def kept_since(self, task_id: int, now: float) -> float:
+        """When that happened to it first; now, if it did not."""
+        return self._kept.get(task_id, now)
 
     # --- what is asked
 
@@ -315,5 +326,5 @@ class Locality:
         for oid, found in self._objects.items():
             for worker in (*found.copies, *found.coming):
                 assert worker in self._paths, f"35: {worker.id} is gone, and counts as a place of object {oid}"
-        for task_id in self._overtaken:
-            assert task_id in self._tasks, f"34: task {task_id} has ended, and it is kept how often it was overtaken"
+        for task_id in (*self._overtaken, *self._kept):
+            assert task_id in self._tasks, f"34: task {task_id} has ended, and how it has waited is kept"

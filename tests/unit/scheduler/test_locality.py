@@ -141,7 +141,7 @@ def test_nobody_is_overtaken_for_ever(pair: ClusterUnderTest) -> None:
     submit(pair, {0: []}, LONG)
     assert placed_at(pair, 0) == "far"
     submit(pair, {1: []})
-    submit(pair, {2: [(1, 10_000 * GB, ("far",))]})
+    submit(pair, {2: [(1, GB, ())]})
     submit(pair, {3 + index: [(2, GB, ("near",))] for index in range(3 * OVERTAKEN_MOST)})
     order = [1]
     while 2 not in order:
