@@ -15,6 +15,8 @@ from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Un
 from gpumesh.config import (
     AHEAD_NEGLIGIBLE,
     AHEAD_ROUND_TRIPS,
+    LOOK_AGAIN_FRACTION,
+    LOOK_AGAIN_MOST_SECONDS,
     MAX_AHEAD_TASKS,
     RECALL_AFTER_SECONDS,
     UNKNOWN_AHEAD_TASKS,
@@ -251,7 +253,7 @@ class Rescue:
         self._best: Dict[Spec, Optional[float]] = {}
 
     def best_seconds(self, spec: Spec, now: float) -> Optional[float]:
-        """Round trip and run time on the best of them; 0 if the length is unknown; None if none of them can or should run it."""
+        """Round trip and run time on the best of them; 0 if the length is unknown; inf if it would end it too late; None: none can."""
         if spec in self._best:
             return self._best[spec]
         best: Optional[float] = None
@@ -261,6 +263,8 @@ class Rescue:
                 own = worker.seconds(spec) + worker.round_trip if spec.function.is_known else 0.0
                 if (best is None or own < best) and may_take(worker, group, spec, now):
                     best = own
+                elif best is None:
+                    best = math.inf
         self._best[spec] = best
         return best
 
@@ -305,6 +309,10 @@ def surplus(worker: Worker, idle: Rescue, now: float) -> Surplus:
             break
         own = idle.best_seconds(batch.spec, now)
         if own is None:
+            continue
+        if own == math.inf:  # As yet: what runs before it may go on for ever.
+            waited = LOOK_AGAIN_FRACTION * (now - batch.assigned_at)
+            look_again = min(look_again, now + min(LOOK_AGAIN_MOST_SECONDS, max(RECALL_AFTER_SECONDS, waited)))
             continue
         own += idle.fetch_seconds(task_id, batch.spec.group)
         due = batch.assigned_at + (RECALL_AFTER_SECONDS if own <= wait_seconds else max(RECALL_AFTER_SECONDS, own))
