@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import pytest
 
 from gpumesh.config import FUNCTION_CACHE_ENTRIES, MAX_AHEAD_TASKS, ROUND_TRIP_CAP_SECONDS, ROUND_TRIP_FLOOR_SECONDS
-from gpumesh.model.ids import ClientNumber, WorkerId
+from gpumesh.model.ids import WorkerId
 from gpumesh.model.outcomes import Status
-from gpumesh.model.resources import ANYTHING, DeviceFacts, Requirement, WorkerFacts
-from gpumesh.model.tasks import TaskSpec
+from gpumesh.model.resources import ANYTHING, DeviceFacts, Requirement
 from gpumesh.scheduler.explanation import explain
 from gpumesh.scheduler.idle import Idle
 from gpumesh.scheduler.placement import BUSY, HELD, INFEASIBLE, Placed, allowance, place, room
 from gpumesh.scheduler.queues import Group, Queues
 from gpumesh.scheduler.snapshot import worker_views
-from gpumesh.scheduler.states import Batch, Client, Spec, Worker
+from gpumesh.scheduler.states import Batch, Spec, Worker
 from gpumesh.scheduler.supervision import Supervision
 from gpumesh.scheduler.throughput import Function, Throughput
-
-
-def make_worker(name: str = "w1", *, slots: int = 1, **facts: Any) -> Worker:
-    return Worker(WorkerId(name), WorkerFacts(hostname=name, slots=slots, **{"cores": slots, **facts}))
-
-
-def make_spec(function: Function, *, client: int = 1, need: Requirement = ANYTHING, **facts: Any) -> Spec:
-    spec = TaskSpec(function.digest, "train", need, **{"retries": 3, **facts})
-    return Spec(Client(ClientNumber(client), "someone"), spec, function, Group(need, 0))
-
-
-def measured(seconds: float, worker: Worker) -> Function:
-    function = Function(b"f" * 16)
-    function.observe(worker.id, worker.facts.score, seconds, 1)
-    return function
-
+from tests.support.scheduler_parts import idle_of, make_spec, make_worker, measured, start
 
 # --- throughput
 
@@ -142,13 +126,6 @@ def test_a_task_on_cards_takes_no_slot_and_is_impossible_where_there_is_none() -
     assert make_worker().width_of(Requirement("gpu", gpus=1.0)) is None
 
 
-def idle_of(*workers: Worker) -> Idle:
-    idle = Idle()
-    for worker in workers:
-        idle.add(worker)
-    return idle
-
-
 def test_the_four_answers() -> None:
     worker, slow = make_worker(score=10.0), make_worker("slow", score=0.1)
     spec = make_spec(measured(60.0, worker))
@@ -157,9 +134,7 @@ def test_the_four_answers() -> None:
     assert place(group, spec, 3, [], Idle(), 0.0) is INFEASIBLE
     group.workers[worker] = 1
     assert place(group, spec, 3, [], idle_of(worker), 0.0) == Placed([(worker, 1)])
-    running = Batch(spec, 1, 1, 0.0, -1)
-    worker.add(running, 1)
-    worker.assigned[9] = running
+    start(worker, spec, 9)
     assert place(group, spec, 3, [], Idle(), 0.0) is BUSY
     group.workers[slow] = 1
     assert place(group, spec, 3, [], idle_of(slow), 0.0) is HELD
