@@ -9,7 +9,7 @@ import random
 from typing import List, Sequence, Tuple, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
@@ -105,6 +105,10 @@ Item = TypeVar("Item")
 def chosen(items: Sequence[Item], pick: int) -> Item:
     """One of them."""
     return items[pick % len(items)]
+
+
+OBJECTS = {1: 1000, 2: 700_000, 3: 2 << 20, 4: 100 << 20, 5: 5 << 30}
+"""Bytes of each."""
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -225,6 +229,34 @@ class SchedulerMachine(RuleBasedStateMachine):
     def submit(self, pick: int, count: int) -> None:
         self.mesh.submit(self.client(pick), chosen(self.plays, pick // 3), count)
 
+    @rule(pick=PICK, count=st.sampled_from([1, 3, 12]))
+    def submit_with_inputs(self, pick: int, count: int) -> None:
+        self.mesh.submit(self.client(pick), chosen(self.plays, pick // 3), count, self.inputs(pick))
+
+    def inputs(self, pick: int) -> List[ev.Input]:
+        """None, one or two objects, and who has them: somebody, or nobody but the coordinator."""
+        holders = [worker.id for worker in self.mesh.workers.values()][: pick % 3]
+        return [
+            (1 + (pick + index) % len(OBJECTS), OBJECTS[1 + (pick + index) % len(OBJECTS)], holders)
+            for index in range(pick // 5 % 3)
+        ]
+
+    @precondition(lambda self: self.mesh.workers)
+    @rule(pick=PICK, kind=st.integers(0, 4), oid=st.sampled_from(sorted(OBJECTS)))
+    def hear_of_objects(self, pick: int, kind: int, oid: int) -> None:
+        ident = self.worker(pick).id
+        running = sorted(
+            a.life.task_id for worker in self.mesh.workers.values() for a in worker.running() if a.life.status is None
+        )
+        news: List[ev.Event] = [
+            ev.StoreShared(ident, pick % 2 == 0),
+            ev.CopyMade(ident, oid),
+            ev.CopiesGone(ident, [oid, 1]),
+            ev.BytesMoved(ident, OBJECTS[oid], 0.5),
+            ev.ResultStored(chosen(running, pick), [(oid, OBJECTS[oid], [ident])]) if running else ev.CopyMade(ident, oid),
+        ]
+        self.mesh.handle(news[kind])
+
     @rule(pick=PICK, number=st.integers(0, len(SPECS) - 1), count=st.integers(1, 4))
     def submit_anything(self, pick: int, number: int, count: int) -> None:
         self.mesh.submit(self.client(pick), number, count)
@@ -244,7 +276,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         is_known = all(producer in mesh.open for producer in producers)
         mesh.lives[task_id] = mesh.open[task_id] = Life(task_id, SPECS[number], producers)
-        mesh.handle(ev.DependentSubmitted(ClientNumber(client), number, task_id, producers))
+        mesh.handle(ev.DependentSubmitted(ClientNumber(client), number, task_id, producers, self.inputs(pick)))
         assert mesh.cluster.state_of(task_id) is (TaskState.WAITING if is_known else TaskState.GONE)
 
     @precondition(lambda self: self.mesh.open)
@@ -368,7 +400,13 @@ def test_anything_may_happen_in_any_order() -> None:
     SchedulerMachine.steps = SchedulerMachine.copies = SchedulerMachine.leases = 0
     run_state_machine_as_test(
         SchedulerMachine,
-        settings=settings(max_examples=480, stateful_step_count=64, deadline=None, suppress_health_check=list(HealthCheck)),
+        settings=settings(
+            phases=(Phase.reuse, Phase.generate, Phase.shrink),
+            max_examples=480,
+            stateful_step_count=64,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
     )
     assert SchedulerMachine.steps >= STEPS
     assert SchedulerMachine.copies > 50, "second copies were hardly ever made"

@@ -188,13 +188,14 @@ class VirtualMesh:
             worker.others[key] = others
         self.handle(ev.CardsMeasured(worker.id, (CardReading(key, others),)))
 
-    def submit(self, client: int, number: int, count: int) -> None:
+    def submit(self, client: int, number: int, count: int, inputs: Sequence[ev.Input] = ()) -> None:
         first = (client << SEQUENCE_BITS) + self.clients[client]
         self.clients[client] += count
         ids = [task_id for task_id in range(first, first + count) if task_id not in self.lives]
         for task_id in ids:
             self.lives[task_id] = self.open[task_id] = Life(task_id, self.specs[number])
-        self.handle(ev.TasksSubmitted(ClientNumber(client), number, ids))
+        needs = [(task_id, inputs) for task_id in ids] if inputs else []
+        self.handle(ev.TasksSubmitted(ClientNumber(client), number, ids, needs))
 
     def cancel(self, task_ids: List[int]) -> None:
         number = task_ids[0] >> SEQUENCE_BITS
@@ -369,7 +370,7 @@ class VirtualMesh:
             if action.status == Status.CANCELLED:
                 assert life.is_cancelled, "nobody has cancelled it"
             if action.status == Status.LOST:
-                assert len(action.details["attempts"]) == life.spec.retries + 1
+                assert len(action.details["attempts"]) > life.spec.retries
         self._end(action.client, action.task_id, action.status)
 
     def _end(self, client: int, task_id: int, status: int) -> None:
@@ -402,7 +403,7 @@ class VirtualMesh:
         """With workers of such facts that can run everything, every open task ends."""
         for ident in ("end1", "end2"):
             self.connect_worker(ident, facts._replace(hostname=ident))
-        for _ in range(10_000):
+        for _ in range(1000):
             if not self.open and not any(worker.attempts for worker in self.workers.values()):
                 return
             for worker in list(self.workers.values()):
@@ -419,4 +420,5 @@ class VirtualMesh:
             if deadline is not None:
                 self.now = max(self.now, deadline)
                 self.look()
-        raise AssertionError(f"{len(self.open)} tasks do not end")
+        left = [(life.spec.name, self.cluster.state_of(task_id).value) for task_id, life in self.open.items()]
+        raise AssertionError(f"these do not end: {left}")
