@@ -125,11 +125,10 @@ def horizon_of(group: Group, spec: Spec, count: int, now: float) -> Horizon:
 
 def _dealt(servers: List[Tuple[float, float]], count: int) -> float:
     """The least time in which these servers end `count` tasks."""
-    low = min(free + seconds for free, seconds in servers)
+    low, each = min((free + seconds, seconds) for free, seconds in servers)
     if count <= 1:
         return low
-    high = low + min(seconds for _, seconds in servers) * (count - 1)  # All on the one that is first.
-    high = max(high, low)
+    high = low + each * (count - 1)  # All on the one that is first.
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         done = 0
