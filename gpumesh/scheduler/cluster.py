@@ -627,8 +627,7 @@ class Cluster:
         """The same where some of the tasks have large inputs."""
 
         def rooms_of(spec: Spec) -> Rooms:
-            rooms, _, is_held = rooms_for(group, spec, group.workers, rivals, now)
-            return rooms, is_held
+            return rooms_for(group, spec, group.workers, rivals, now, any_end=True)[0]
 
         while group.count and self._hand_out(group, rooms_of, now, actions):
             pass
@@ -646,9 +645,8 @@ class Cluster:
             if count <= 0:
                 if group.workers[worker]:
                     next_cap = min(next_cap, allowed or next_cap)
-                return [], False
-            is_held = not may_take(worker, group, spec, now)
-            return [] if is_held else [(worker, count)], is_held
+                return []
+            return [(worker, count)]
 
         while group.count and self._hand_out(group, rooms_of, now, actions):
             is_served = True

@@ -25,8 +25,8 @@ OVERTAKEN_MOST = 64  # Two windows.
 UNKNOWN_SECONDS = 1.0  # Taken for the length on the fastest worker of what was never measured, beside the time for its inputs.
 SLOTS_ASKED = 8  # Of a busy worker, for the next one that comes free.
 
-Rooms = Tuple[List[Tuple[Worker, int]], bool]
-"""Who has room for how many tasks of a spec; whether somebody must not use his."""
+Rooms = List[Tuple[Worker, int]]
+"""Who has room for how many tasks of a spec."""
 
 
 class Choice(NamedTuple):
@@ -57,8 +57,7 @@ def choose(group: Group, locality: Locality, rooms_of: Callable[[Spec], Rooms], 
             spec = run.spec
             if spec not in found:
                 found[spec] = rooms_of(spec)
-            rooms, is_kept_back = found[spec]
-            is_held = is_held or is_kept_back
+            rooms = found[spec]
             if not rooms:
                 continue
             total = sum(count for _, count in rooms)
@@ -68,7 +67,7 @@ def choose(group: Group, locality: Locality, rooms_of: Callable[[Spec], Rooms], 
                 ids = [task_id for task_id in islice(run.ids, window) if task_id not in lane.dead]
                 shares, passed = match.deal(ids, limit)
                 if shares:
-                    return Choice(lane, run, shares, passed, kept + match.kept, is_held or bool(match.kept))
+                    return Choice(lane, run, shares, passed, kept + match.kept, is_held or match.is_held)
                 if window >= len(run.ids):
                     break
             kept.extend(match.kept)
@@ -92,6 +91,7 @@ class _Match:
 
     def __init__(self, group: Group, spec: Spec, locality: Locality, rooms: Sequence[Tuple[Worker, int]], now: float) -> None:
         self.kept: List[int] = []
+        self.is_held = False
         self._group = group
         self._spec = spec
         self._locality = locality
@@ -108,6 +108,10 @@ class _Match:
         self._left = dict(rooms)
         fastest = min(worker.seconds(spec) for worker in self._order)
         self._unit = 1.0 if spec.function.is_known else UNKNOWN_SECONDS / fastest
+        self._most_able = list(group.workers)
+        if len(self._most_able) > LARGE_MESH:
+            self._most_able = self._order[:LARGE_MESH]
+        self._may: Dict[Worker, bool] = {}  # For tasks without large inputs.
         self._waits: Dict[Worker, float] = {}
         self._fetches: Dict[Needs, Dict[Worker, float]] = {}
         self._holders: Dict[Needs, List[Worker]] = {}
@@ -154,25 +158,24 @@ class _Match:
         return first + near + rest
 
     def _place(self, task_id: int) -> Optional[Worker]:
-        """Where this task is expected to end first, if that is one with room."""
+        """Where this task is expected to end first, if that is one with room who may take it."""
         needs = self._locality.needs(task_id)
-        best: Optional[Worker] = None
-        ends = inf
-        for worker in self._candidates(needs):
-            if self._left[worker] > 0:
-                own = self._ends(worker, needs)
-                if own < ends:
-                    best, ends = worker, own
-        if best is None:
+        candidates = self._candidates(needs)
+        order = sorted((self._ends(worker, needs), index) for index, worker in enumerate(candidates) if self._left[worker] > 0)
+        found = next((place for place in order if self._may_take(candidates[place[1]], needs)), None)
+        if found is None:
+            self.is_held = self.is_held or bool(order)
             return None
+        ends, index = found
+        best = candidates[index]
         if needs is not None:
             fetch = self._fetch(needs, best)
             if fetch and self._now - self._locality.kept_since(task_id, self._now) < fetch:
                 other = self._sooner(needs, ends)
                 if other is not None:
                     self._waits[other] = self._wait(other) + other.seconds(self._spec) / max(1, other.servers(self._group))
-                if other is not None or not self._is_timely(best, needs, fetch):
                     self.kept.append(task_id)
+                    self.is_held = True
                     return None
             if fetch:
                 self._wire[best] = self._wire.get(best, 0.0) + fetch
@@ -242,14 +245,19 @@ class _Match:
             return inf
         return min(worker.free_in(group, self._now, count))
 
-    def _is_timely(self, worker: Worker, needs: Needs, fetch: float) -> bool:
-        """What the tail rule says to a worker that has to fetch first what others would get sooner."""
-        if self._spec.is_repeatable or not self._spec.function.is_known:
+    def _may_take(self, worker: Worker, needs: Optional[Needs]) -> bool:
+        """What the tail rule says. Fastest is who would end this task first if nobody had anything else, the time for its inputs included."""
+        if needs is None:
+            may = self._may.get(worker)
+            if may is None:
+                may = self._may[worker] = may_take(worker, self._group, self._spec, self._now)
+            return may
+        if self._spec.is_repeatable:
             return True
-        group = self._group
-        among = self._holders_of(needs) or list(islice(group.workers, LARGE_MESH))
-        others = [other for other in among if not other.has_room(group) or may_take(other, group, self._spec, self._now)]
-        if not others:
-            return True  # Who has it must not take it: it would stay for ever.
+        fetch = self._fetch(needs, worker)
+        others = [*self._holders_of(needs), *self._most_able]
         least = min(self._fetch(needs, other) for other in others)
-        return may_take(worker, group, self._spec, self._now, extra=fetch - least)
+        if may_take(worker, self._group, self._spec, self._now, extra=(fetch - least) / self._unit):
+            return True
+        total = worker.seconds(self._spec) * self._unit + fetch
+        return all(total <= other.seconds(self._spec) * self._unit + self._fetch(needs, other) for other in others)

@@ -145,11 +145,19 @@ def place(group: Group, spec: Spec, ready: int, rivals: Sequence[Group], idle: I
 
 
 def rooms_for(
-    group: Group, spec: Spec, workers: Iterable[Worker], rivals: Sequence[Group], now: float, *, refusals: int = UNCAPPED
+    group: Group,
+    spec: Spec,
+    workers: Iterable[Worker],
+    rivals: Sequence[Group],
+    now: float,
+    *,
+    refusals: int = UNCAPPED,
+    any_end: bool = False,
 ) -> Tuple[List[Tuple[Worker, int]], int, bool]:
     """Who of these has room for how many tasks, how many that is together, and whether somebody else must not use his.
 
-    `workers` come the fastest first where `refusals` says after how many that must not, the rest need not be asked.
+    `workers` come the fastest first where `refusals` says after how many that must not, the rest need not be asked. With `any_end` none
+    is refused: the tail rule is left to whoever asks.
     """
     rooms: List[Tuple[Worker, int]] = []
     total = 0
@@ -163,7 +171,7 @@ def rooms_for(
         count = room(worker, group, allowed, width) if width else card_room(worker, group, allowed)
         if count <= 0:
             continue
-        if not may_take(worker, group, spec, now):
+        if not any_end and not may_take(worker, group, spec, now):
             is_held = True
             refusals -= 1
             if not refusals:
