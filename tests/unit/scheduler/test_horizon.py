@@ -140,7 +140,7 @@ def test_the_idle_are_asked_in_the_order_of_what_they_were_measured_at_and_not_o
     praised, honest, unknown = make_worker("praised", score=9.0), make_worker("honest"), make_worker("unknown", score=3.0)
     function = well_known((praised, 5.0), (honest, 1.0))
     spec = make_spec(function)
-    assert [worker.id for worker in fastest_first([praised, honest, unknown], spec)][0] == "honest"
+    assert next(worker.id for worker in fastest_first([praised, honest, unknown], spec)) == "honest"
 
 
 # --- the horizon
