@@ -303,3 +303,20 @@ def test_nobody_repeats_a_task_whose_inputs_would_come_later_than_its_end(mesh: 
     mesh.at(5.0).connect("far", score=8.0)
     assert placed(mesh.until(9.0)) == {}
     assert placed(mesh.until(60.0)) == {0: "far"}  # It takes far longer than expected.
+
+
+def test_at_the_end_who_has_the_input_is_the_fastest(pair: ClusterUnderTest) -> None:
+    once = TaskSpec(b"f" * 16, "train")  # Must not run twice: the tail rule gives the last one to the faster.
+    assert placed(submit(pair, {0: []}, once)) == {0: "far"}
+    pair.finish("far", task(0), seconds=0.5)
+    assert placed(submit(pair, {1: [(1, 2 * GB, ("near",))]}, once)) == {1: "near"}
+    pair.finish("near", task(1))
+    assert placed(submit(pair, {2: [(2, 20 * MB, ("near",))]}, once)) == {2: "far"}
+
+
+def test_a_wait_for_a_copy_ends_when_a_transfer_would_have(pair: ClusterUnderTest) -> None:
+    submit(pair, {0: []}, LONG)
+    assert placed_at(pair, 0) == "far"
+    assert placed(submit(pair, {1: [(1, 12 * GB, ("far",))]})) == {}  # 50 s there, 120 s to bring it here.
+    assert placed(pair.until(119.0)) == {}
+    assert placed(pair.until(122.0)) == {1: "near"}
