@@ -67,6 +67,7 @@ COPY_GAIN = (
     4.0  # Of the pool's time for what is done twice, by which a copy must end sooner: keeps work done for nothing under 1 %.
 )
 LOOK_AGAIN_FRACTION = 0.2  # Of a task's time: until the idle are asked again whether they want one of the last ones.
+LOOK_AGAIN_GROWTH = 0.05  # Of the time for which nothing has changed: what has waited long can wait a little longer.
 LOOK_AGAIN_LEAST_SECONDS = 0.002
 LOOK_AGAIN_MOST_SECONDS = 1.0
 LOOK_SHARE = 0.05  # Of the scheduler's time, at most, for looking through running attempts.

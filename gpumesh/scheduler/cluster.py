@@ -21,6 +21,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 
 from gpumesh.config import (
     LOOK_AGAIN_FRACTION,
+    LOOK_AGAIN_GROWTH,
     LOOK_AGAIN_LEAST_SECONDS,
     LOOK_AGAIN_MOST_SECONDS,
     LOOK_SECONDS_PER_ATTEMPT,
@@ -675,6 +676,7 @@ class Cluster:
 
     def _assign(self, worker: Worker, spec: Spec, width: int, ids: List[int], now: float, actions: List[Action]) -> None:
         """The one way into ASSIGNED for tasks that were ready; the worker's load is settled afterwards by who calls."""
+        spec.group.held_since = None
         if len(ids) == 1:
             self._tasks[ids[0]] = worker
         else:
@@ -748,7 +750,9 @@ class Cluster:
         """Somebody has room for a ready task and must not take it: ask again when things may look different."""
         self._held[group] = group.count * HELD_GROWTH + 1
         fastest = group.horizon.fastest if group.horizon is not None and spec.function.is_known else LOOK_AGAIN_MOST_SECONDS
-        wait = LOOK_AGAIN_FRACTION * fastest
+        if group.held_since is None:
+            group.held_since = now
+        wait = max(LOOK_AGAIN_FRACTION * fastest, LOOK_AGAIN_GROWTH * (now - group.held_since))
         self._look_again(now + min(LOOK_AGAIN_MOST_SECONDS, max(LOOK_AGAIN_LEAST_SECONDS, wait)))
 
     def _look_again(self, when: float) -> None:

@@ -13,6 +13,7 @@ from gpumesh.config import (
     COPY_GAIN,
     COPY_MARGIN,
     LOOK_AGAIN_FRACTION,
+    LOOK_AGAIN_GROWTH,
     LOOK_AGAIN_LEAST_SECONDS,
     LOOK_AGAIN_MOST_SECONDS,
     MAX_COPIES,
@@ -42,11 +43,12 @@ class Copy(NamedTuple):
 
 
 class _Candidate:
-    __slots__ = ("task_id", "spec", "remaining", "places", "shown")
+    __slots__ = ("task_id", "spec", "remaining", "places", "shown", "ran")
 
     def __init__(self, task_id: int, spec: Spec, remaining: float, worker: Worker) -> None:
         self.task_id = task_id
         self.spec = spec
+        self.ran = 0.0  # Seconds, the longest of its attempts.
         self.shown = 0.0  # Its length is at least so many mean ones: so long it has run where the speed is known.
         self.remaining = remaining  # Until the first of its attempts is expected to end.
         self.places: List[Worker] = [worker]
@@ -90,15 +92,18 @@ def choose_copies(
             else:
                 found.remaining = min(found.remaining, remaining)
                 found.places.append(worker)
+            ran = worker.ran(batch, now)
+            found.ran = max(found.ran, ran)
             if spec.function.is_measured_on(worker.id):
-                found.shown = max(found.shown, worker.ran(batch, now) / worker.seconds(spec))
+                found.shown = max(found.shown, ran / worker.seconds(spec))
     if not idle or not candidates:
         return Copies([], None, seen)
     order = sorted(candidates.values(), key=lambda candidate: -candidate.remaining)
     pace = 1.0 / sum(worker.servers(group) / worker.seconds(order[0].spec) for worker in group.workers)
     starts: List[Copy] = []
     soonest = LOOK_AGAIN_MOST_SECONDS
-    for worker in fastest_first(idle, order[0].spec):
+    first, *_ = asked = fastest_first(idle, order[0].spec)
+    for worker in asked:
         for _ in range(idle[worker]):
             best = _best_for(worker, order, pace, fetch)
             if best is None:
@@ -107,7 +112,8 @@ def choose_copies(
             best.remaining = fetch(best.task_id, worker) + worker.seconds(best.spec) * max(1.0, best.shown)
             starts.append(Copy(worker, best.spec, best.task_id))
             order.sort(key=lambda candidate: -candidate.remaining)
-        soonest = min(soonest, LOOK_AGAIN_FRACTION * worker.seconds(order[0].spec))
+    for candidate in order:
+        soonest = min(soonest, max(LOOK_AGAIN_FRACTION * first.seconds(candidate.spec), LOOK_AGAIN_GROWTH * candidate.ran))
     return Copies(starts, max(LOOK_AGAIN_LEAST_SECONDS, soonest), seen)
 
 

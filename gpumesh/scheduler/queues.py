@@ -120,7 +120,7 @@ GroupKey = Tuple[Requirement, int, Tuple[str, ...]]
 class Group:
     """Ready tasks with the same requirement, priority and packages, and the workers that can run them."""
 
-    __slots__ = ("need", "priority", "packages", "workers", "specs", "lanes", "count", "is_saturated", "due", "waits_since",
+    __slots__ = ("need", "priority", "packages", "workers", "specs", "lanes", "count", "is_saturated", "due", "waits_since", "held_since",
                  "horizon", "repeatable")  # fmt: skip
 
     def __init__(self, need: Requirement, priority: int, packages: Tuple[str, ...] = ()) -> None:
@@ -134,6 +134,7 @@ class Group:
         self.is_saturated = False  # Every worker was found full, and nothing has made room or changed what comes next.
         self.due = math.inf  # While stuck: when the next notice or failure is due.
         self.waits_since = 0.0  # While it has ready tasks: when it came to have some, or was served last.
+        self.held_since: Optional[float] = None  # When the tail rule began to keep its tasks from whoever had room.
         self.horizon: Optional[Horizon] = None  # As last found; for the tail rule.
         self.repeatable = (
             0  # Attempts at idempotent tasks of it that are assigned to workers, or were until they were given up.

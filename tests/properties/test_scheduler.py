@@ -333,7 +333,11 @@ class ClusterMachine(RuleBasedStateMachine):
             self.at[worker] = {}
             self.facts[worker] = WorkerFacts(hostname=worker, slots=slots, cores=8, tags=tags)
             self.handle(ev.WorkerConnected(WorkerId(worker), self.facts[worker]))
-        while any(self.at.values()):
+        while any(self.at.values()) or self.open:
+            if not any(self.at.values()):  # What is left is held back from whoever has room: it is offered again in time.
+                deadline = self.cluster.next_deadline()
+                assert deadline is not None, f"nobody will look at {sorted(self.open)} again"
+                self.wait(max(0.0, deadline - self.now))
             for worker in [worker for worker, tasks in self.at.items() if tasks]:
                 results = [(task_id, attempt, 0, ("payload", task_id), 0.1) for task_id, attempt in self.at[worker]]
                 self.at[worker].clear()
