@@ -62,6 +62,11 @@ def choose(group: Group, locality: Locality, rooms_of: Callable[[Spec], Rooms], 
                 continue
             total = sum(count for _, count in rooms)
             limit = max(1, total // len(group.lanes))
+            if len(rooms) == 1:
+                worker = rooms[0][0]
+                at_hand = _at_hand(lane, run, limit, worker, locality)
+                if at_hand and may_take(worker, group, spec, now):
+                    return Choice(lane, run, [(worker, at_hand)], [], kept, is_held)
             match = _Match(group, spec, locality, rooms, now)
             for window in (max(WINDOW, min(limit, len(run.ids))), WIDE_WINDOW):
                 ids = [task_id for task_id in islice(run.ids, window) if task_id not in lane.dead]
@@ -73,6 +78,21 @@ def choose(group: Group, locality: Locality, rooms_of: Callable[[Spec], Rooms], 
             kept.extend(match.kept)
             is_held = True
     return Choice(lane, run, [], [], kept, is_held)
+
+
+def _at_hand(lane: Lane, run: Run, limit: int, worker: Worker, locality: Locality) -> List[int]:
+    """The next tasks, if it is easy: this worker has the large inputs of all of them. Otherwise nothing."""
+    ids = list(islice(run.ids, limit))
+    seconds: Dict[Needs, float] = {}
+    for task_id in ids:
+        needs = locality.needs(task_id)
+        if needs is None or task_id in lane.dead:
+            return []
+        if needs not in seconds:
+            seconds[needs] = locality.fetch(needs, worker)
+            if seconds[needs]:
+                return []
+    return ids
 
 
 def room_at(worker: Worker, group: Group, spec: Spec, cap: int, *, is_next_turn: bool) -> Tuple[int, int]:
@@ -115,6 +135,7 @@ class _Match:
         self._waits: Dict[Worker, float] = {}
         self._fetches: Dict[Needs, Dict[Worker, float]] = {}
         self._holders: Dict[Needs, List[Worker]] = {}
+        self._near: Dict[Needs, bool] = {}
 
     def deal(self, ids: Sequence[int], limit: int) -> Tuple[List[Tuple[Worker, List[int]]], List[int]]:
         """At most `limit` of these tasks, to whom each; and those that were passed over."""
@@ -151,11 +172,18 @@ class _Match:
                 rest.append(task_id)
             elif locality.overtaken(task_id) >= OVERTAKEN_MOST:
                 first.append(task_id)
-            elif any(worker in self._left for worker in self._holders_of(needs)):
+            elif self._is_near(needs):
                 near.append(task_id)
             else:
                 rest.append(task_id)
         return first + near + rest
+
+    def _is_near(self, needs: Needs) -> bool:
+        """Whether somebody with room has these."""
+        is_near = self._near.get(needs)
+        if is_near is None:
+            is_near = self._near[needs] = any(worker in self._left for worker in self._holders_of(needs))
+        return is_near
 
     def _place(self, task_id: int) -> Optional[Worker]:
         """Where this task is expected to end first, if that is one with room who may take it."""
