@@ -468,8 +468,8 @@ class Cluster:
     def _greet(self, client: Client) -> None:
         """A client comes with its first task: it may catch up with what the others have under way, but not with what they ever had."""
         others = [other.served - other.holding for other in self._clients.values() if other is not client and other.pending]
-        if others:
-            client.served = max(client.served, min(others))
+        least = min(others) if others else max(other.served for other in self._clients.values())  # All idle: they are quits.
+        client.served = max(client.served, least)
 
     def _on_dependent_submitted(self, event: ev.DependentSubmitted, now: float, actions: List[Action]) -> None:
         client = self._clients.get(event.client)
@@ -774,13 +774,14 @@ class Cluster:
             self._look_again(self._copies_at)
             return
         seen = 0
+        unwanted = {**self._cancelled, **dict.fromkeys(self._supervision.failed())}
         for group in list(self._repeatable):
             if self._queues.groups.get(group.key) is not group:
                 del self._repeatable[group]  # Its clients have left.
                 continue
             if group.count:
                 continue  # What waits goes first.
-            found = choose_copies(group, self._workers.values(), self._cancelled, now, self._locality.fetch_seconds)
+            found = choose_copies(group, self._workers.values(), unwanted, now, self._locality.fetch_seconds)
             seen += found.seen
             for worker, spec, task_id in found.starts:
                 self._start_copy(worker, spec, task_id, now, actions)

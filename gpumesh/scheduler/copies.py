@@ -70,7 +70,7 @@ def choose_copies(
     Args:
         group: Whose tasks.
         workers: All that are connected: those that are paused or leave run attempts as well.
-        unwanted: Tasks being cancelled.
+        unwanted: Tasks being cancelled, and those of which an attempt has failed.
         now: The time.
         fetch: Seconds until a task's inputs are at a worker.
     """

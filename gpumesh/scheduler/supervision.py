@@ -72,6 +72,10 @@ class Supervision:
             return []
         return [{"worker": worker, "status": Status(status).name} for worker, status in history.strikes]
 
+    def failed(self) -> List[int]:
+        """Tasks of which an attempt has failed: what ended one process may end others, so they are not repeated at the same time."""
+        return [task_id for task_id, history in self._histories.items() if history.strikes]
+
     def ids(self) -> List[int]:
         """Tasks with a past."""
         return list(self._histories)
