@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Dict, Iterator, List
 
 import numpy as np
@@ -23,6 +24,12 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
 
 def size(array: Any) -> int:
     return int(array.nbytes)
+
+
+def warm(seconds: float) -> float:
+    """Bring numpy into a process: what that takes would count as the run time of the first task with an array."""
+    time.sleep(seconds)
+    return float(np.zeros(1)[0])
 
 
 def made(count: int) -> Any:
@@ -52,6 +59,9 @@ def test_a_copy_that_made_room_for_another_counts_no_more(site: Machines, monkey
 def test_tasks_follow_their_inputs_and_chains_stay(site: Machines) -> None:
     homes = {site.join(), site.join()}
     measure, make = accelerate(site.mesh)(size), accelerate(site.mesh)(made)
+    prepared = [accelerate(site.mesh)(warm).remote(1.0) for _ in homes]
+    assert [future.result(30) for future in prepared] == [0.0, 0.0]
+    assert {future.worker for future in prepared} == homes
     refs = [site.mesh.put(np.zeros(nbytes, dtype=np.uint8)) for nbytes in (200 * MB, 210 * MB)]
     first = [measure.remote(ref) for ref in refs]
     assert [future.result(30) for future in first] == [200 * MB, 210 * MB]
