@@ -66,10 +66,23 @@ def test_who_runs_too_long_where_the_speed_is_known_is_a_long_task_and_would_be_
 
 
 def test_a_copy_never_goes_to_the_worker_that_has_the_original() -> None:
-    worker = make_worker(slots=2)
-    spec = serve(make_spec(measured(1.0, worker, count=4), idempotent=True), worker)
-    start(worker, spec, 1)
-    assert choose_copies(spec.group, [worker], {}, 1e6).starts == []
+    """By its score it would end it in a tenth of a second; it has had it for a quarter of an hour."""
+    teacher, praised, other = make_worker("teacher"), make_worker("praised", slots=2, score=20.0), make_worker("other")
+    spec = serve(make_spec(measured(1.0, teacher, count=4), idempotent=True), praised)
+    start(praised, spec, 1)
+    assert choose_copies(spec.group, [praised], {}, 900.0).starts == []
+    serve(spec, other)
+    assert choose_copies(spec.group, [praised, other], {}, 900.0).starts == [Copy(other, spec, 1)]
+
+
+def test_a_copy_that_will_end_soon_needs_no_other() -> None:
+    slow, middle, fast = make_worker("slow", score=0.1), make_worker("middle", score=0.33), make_worker("fast")
+    spec = serve(make_spec(measured(1.0, fast, count=4), idempotent=True), slow, middle, fast)
+    start(slow, spec, 1)
+    start(middle, spec, 1)
+    assert choose_copies(spec.group, [slow, middle, fast], {}, 0.0).starts == []
+    del middle.assigned[1]
+    assert choose_copies(spec.group, [slow, middle, fast], {}, 0.0).starts == [Copy(fast, spec, 1)]
 
 
 @pytest.mark.parametrize(
@@ -278,6 +291,23 @@ def test_an_attempt_that_fails_beside_another_is_a_strike_that_counts_when_that_
     copied(mesh, spec)
     assert mesh.finish("fast", task(0), attempt=2, status=Status.CRASHED) == []
     assert mesh.finish("slow", task(0), attempt=1, status=Status.CRASHED) == [delivered("slow", Status.CRASHED)]
+
+
+def test_what_fails_wherever_it_is_repeated_is_not_repeated_for_ever(mesh: ClusterUnderTest) -> None:
+    spec = TWICE._replace(retries=2)
+    mesh.learn(1.0)
+    mesh.connect("slow", score=0.001)
+    mesh.submit(1, spec)
+    mesh.connect("fast")
+    attempts = []
+    while mesh.now < 100.0:
+        batch = mesh.cluster._workers[FAST].assigned.get(task(0))
+        if batch is not None:
+            attempts.append(batch.attempt)
+            mesh.finish("fast", task(0), attempt=batch.attempt, status=Status.CRASHED)
+        mesh.until(mesh.now + 1.0)
+    assert attempts == [2]
+    assert mesh.finish("slow", task(0)) == [delivered("slow")]
 
 
 def test_what_runs_on_cards_is_repeated_on_cards() -> None:
