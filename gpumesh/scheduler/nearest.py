@@ -283,7 +283,9 @@ class _Match:
         if self._spec.is_repeatable:
             return True
         fetch = self._fetch(needs, worker)
-        others = [*self._holders_of(needs), *self._most_able]
+        others = [other for other in (*self._holders_of(needs), *self._most_able) if not other.is_installing(self._group)]
+        if not others:
+            return True
         least = min(self._fetch(needs, other) for other in others)
         if may_take(worker, self._group, self._spec, self._now, extra=(fetch - least) / self._unit):
             return True
