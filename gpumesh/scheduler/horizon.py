@@ -111,6 +111,8 @@ def horizon_of(group: Group, spec: Spec, count: int, now: float) -> Horizon:
         if worker.is_installing(group):
             continue
         slots = worker.servers(group)
+        if not group.workers[worker] and not worker.has_room(group):
+            slots = min(slots, len(worker.leases))  # The rest is in the hands of others, nobody knows for how long.
         if not slots:
             continue
         seconds = worker.seconds(spec)

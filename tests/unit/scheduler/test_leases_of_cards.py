@@ -279,3 +279,23 @@ def test_the_last_task_is_not_given_to_a_slow_card_while_a_fast_one_will_be_free
     assert leases(mesh.submit(2, WHOLE)) == [("w1", [1], ("GPU-0",), 0)]
     assert leases(mesh.at(1.0).finish("w1", task(1))[1:]) == [("w1", [2], ("GPU-0",), 0)]
     assert mesh.until(1.9) == []
+
+
+def test_a_slow_card_does_not_wait_for_a_fast_one_that_other_programs_hold(mesh: ClusterUnderTest) -> None:
+    mesh.connect("w1", devices=(card(0, score=100.0),))
+    mesh.submit(1, WHOLE)
+    mesh.finish("w1", task(0), seconds=1.0)
+    measure(mesh, "w1", 24)
+    mesh.connect("w2", devices=(card(1, score=2.0),))
+    assert leases(mesh.submit(1, WHOLE)) == [("w2", [1], ("GPU-1",), 0)]
+
+
+def test_nor_for_the_second_card_of_a_worker_that_is_busy_with_its_first(mesh: ClusterUnderTest) -> None:
+    mesh.connect("w1", devices=(card(0, score=100.0), card(1, score=100.0)))
+    mesh.submit(1, WHOLE)
+    mesh.finish("w1", task(0), seconds=1.0)
+    measure(mesh, "w1", 0, 24)
+    mesh.connect("w2", devices=(card(2, score=20.0),))
+    assert leases(mesh.submit(1, WHOLE)) == [("w1", [1], ("GPU-0",), 0)]
+    mesh.at(60.0)
+    assert leases(mesh.submit(1, WHOLE)) == [("w2", [2], ("GPU-2",), 0)], "the first has run for a minute, and may for another"
