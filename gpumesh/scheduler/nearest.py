@@ -267,8 +267,8 @@ class _Match:
     def _first_free(self, worker: Worker) -> float:
         group = self._group
         count = min(worker.servers(group), SLOTS_ASKED)
-        if not count or worker.is_installing(group) or worker.has_room(group):
-            return inf  # It has room, and must not use it.
+        if not count or worker.is_installing(group) or worker.has_room(group) or worker.is_blocked(group):
+            return inf  # If it has room, it must not use it.
         if any(not batch.spec.function.is_known for _, batch in worker.running()):
             return inf
         return min(worker.free_in(group, self._now, count))
@@ -283,7 +283,9 @@ class _Match:
         if self._spec.is_repeatable:
             return True
         fetch = self._fetch(needs, worker)
-        others = [other for other in (*self._holders_of(needs), *self._most_able) if not other.is_installing(self._group)]
+        group = self._group
+        able = (*self._holders_of(needs), *self._most_able)
+        others = [other for other in able if not other.is_installing(group) and not other.is_blocked(group)]
         if not others:
             return True
         least = min(self._fetch(needs, other) for other in others)

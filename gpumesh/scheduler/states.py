@@ -196,6 +196,10 @@ class Worker:
             return self.load < self.slots
         return self.cards is not None and self.cards.can_open(group.need)
 
+    def is_blocked(self, group: Group) -> bool:
+        """Whether other programs have the cards that this group's tasks need: nothing that ends here makes room, nobody knows when."""
+        return not group.workers[self] and not self.leases and not self.has_room(group)
+
     def load_of(self, group: Group) -> int:
         """Slots wanted here by tasks of this group's environment.
 
