@@ -299,3 +299,15 @@ def test_nor_for_the_second_card_of_a_worker_that_is_busy_with_its_first(mesh: C
     assert leases(mesh.submit(1, WHOLE)) == [("w1", [1], ("GPU-0",), 0)]
     mesh.at(60.0)
     assert leases(mesh.submit(1, WHOLE)) == [("w2", [2], ("GPU-2",), 0)], "the first has run for a minute, and may for another"
+
+
+def test_inputs_at_a_worker_whose_cards_other_programs_hold_are_fetched_from_there(mesh: ClusterUnderTest) -> None:
+    mesh.connect("w1", devices=(card(0),))
+    mesh.submit(1, WHOLE)
+    mesh.finish("w1", task(0), seconds=1.0)
+    measure(mesh, "w1", 24)
+    mesh.connect("w2", devices=(card(1),))
+    inputs = [(task(1), [(5, 100 * GB, [W1])])]
+    assert leases(mesh.handle(ev.TasksSubmitted(ONE, mesh.specs[1, WHOLE], [task(1)], inputs))) == [  # type: ignore[index]
+        ("w2", [1], ("GPU-1",), 0)
+    ]
