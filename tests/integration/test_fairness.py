@@ -14,7 +14,7 @@ from tests.support.machines import Machines, Span, machines, starts, work
 from tests.support.processes import until
 
 SLOTS = 2
-LONG_SECONDS = 0.05  # A task of the client that has many.
+LONG_SECONDS = 0.25  # A task of the client that has many: long beside the way to a worker and back on a busy machine.
 FEW = 5
 
 
@@ -54,7 +54,7 @@ def test_five_short_tasks_do_not_wait_behind_a_thousand_of_another_client(
         accelerate(other)(len).remote(()).result(20)  # It has connected.
 
         before = time.monotonic_ns()
-        few = list(accelerate(other, **options)(work).map(calls(folder, "few", FEW, LONG_SECONDS / 10)))
+        few = list(accelerate(other, **options)(work).map(calls(folder, "few", FEW, LONG_SECONDS / 50)))
 
         overtaken_by = started_since(folder, before, "many")
     assert [span.name for span in few] == [f"few{n}" for n in range(FEW)]
@@ -95,12 +95,12 @@ def test_a_higher_priority_goes_first(site: Machines, folder: Path) -> None:
         until(lambda: len(starts(folder)) > 2 * SLOTS, 20)
 
         before = time.monotonic_ns()
-        spans: List[Span] = list(accelerate(site.mesh, priority=1)(work).map(calls(folder, "high", 10, LONG_SECONDS)))
+        spans: List[Span] = list(accelerate(site.mesh, priority=1)(work).map(calls(folder, "high", 10, LONG_SECONDS / 5)))
 
         overtaken_by = started_since(folder, before, "low")
     assert len(spans) == 10
-    # What had been sent already, and the slot beside the last high one.
-    assert overtaken_by <= 2 * SLOTS
+    # What had been sent already, what started before these had arrived, and the slot beside the last of them.
+    assert overtaken_by <= 3 * SLOTS
 
 
 def test_a_low_priority_gets_through_in_the_end(site: Machines, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
