@@ -101,6 +101,11 @@ class WorkerFacts(NamedTuple):
     installing: Tuple[Tuple[str, ...], ...] = ()  # Sets of packages that it builds environments of: their tasks have to wait.
 
 
+def withhold(devices: Tuple[DeviceFacts, ...], reason: str) -> Tuple[DeviceFacts, ...]:
+    """The same, none of the GPUs being offered."""
+    return tuple(device if device.kind == "cpu" else device._replace(problem=device.problem or reason) for device in devices)
+
+
 def facts_from_wire(fields: Any) -> WorkerFacts:
     """Rebuild facts from the plain tuple that travelled.
 

@@ -159,7 +159,9 @@ class EmbeddedMesh:
             with contextlib.suppress(MeshError):
                 self._processes.fork("coordinator", {"role": "coordinator", "token": self.token}, [listener.fileno()])
                 for number in range(1, workers + 1):
-                    _fork_worker(self._processes, f"worker-{number}", self.address, self.token, _facts(slots, None, None))
+                    withheld = OFFERED_BY_THE_FIRST if number > 1 else ""
+                    facts = _facts(slots, None, None)
+                    _fork_worker(self._processes, f"worker-{number}", self.address, self.token, facts, withheld=withheld)
 
     @property
     def problem(self) -> str:
@@ -311,6 +313,7 @@ def start_coordinator(port: int = DEFAULT_PORT, token: Optional[str] = None, *, 
     return handle
 
 
+OFFERED_BY_THE_FIRST = "offered by the first worker of this mesh"  # Two books of one card would lend it twice.
 _coordinators: weakref.WeakSet[CoordinatorHandle] = weakref.WeakSet()
 
 
@@ -321,9 +324,21 @@ def _facts(slots: Optional[int], score: Optional[float], tags: Optional[Mapping[
 
 
 def _fork_worker(
-    processes: _Processes, key: str, address: Address, token: str, facts: Any, *, measure: bool = False, rules: str = ""
+    processes: _Processes,
+    key: str,
+    address: Address,
+    token: str,
+    facts: Any,
+    *,
+    measure: bool = False,
+    withheld: str = "",
+    rules: str = "",
 ) -> str:
+    from gpumesh.model.resources import withhold
+
     worker_id = random_hex(8)
+    if withheld:
+        facts = facts._replace(devices=withhold(facts.devices, withheld))
     request = {
         "role": "worker",
         "host": address.host,
@@ -332,6 +347,7 @@ def _fork_worker(
         "facts": facts,
         "worker": worker_id,
         "measure": measure,
+        "withheld": withheld,
         "rules": rules,
     }
     processes.fork(key, request, [])

@@ -7,7 +7,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
-from gpumesh.model.resources import CardReading, DeviceFacts
+from gpumesh.model.resources import CardReading, DeviceFacts, withhold
 
 if TYPE_CHECKING:
     from gpumesh.devices.benchmark import CpuFigures
@@ -31,14 +31,16 @@ class Measuring:
         cpu: Measure the CPU, too, unless its figures are known.
         gpus: Look for GPUs.
         speeds: Measure the GPUs whose figures are not known.
+        withheld: Why this worker does not offer the GPUs that it finds; "": it does.
     """
 
-    def __init__(self, agent: WorkerAgent, *, cpu: bool, gpus: bool, speeds: bool) -> None:
+    def __init__(self, agent: WorkerAgent, *, cpu: bool, gpus: bool, speeds: bool, withheld: str = "") -> None:
         self._agent = agent
         self._loop = asyncio.get_running_loop()
         self._cpu = cpu
         self._gpus = gpus
         self._speeds = speeds
+        self._withheld = withheld
         self._is_over = threading.Event()
         self._watching: Optional[asyncio.Task[None]] = None
         self._readings: Optional[Readings] = None
@@ -64,6 +66,8 @@ class Measuring:
             survey = probing.detect()
             if survey.problem:
                 logger.warning("%s; this worker offers no GPU", survey.problem)
+            if self._withheld:
+                survey = survey._replace(devices=withhold(survey.devices, self._withheld))
             self._tell(self._found, survey)
         if self._cpu and self._wait_until_lent():
             self._tell(self._measured_cpu, benchmark.measure_cpu())

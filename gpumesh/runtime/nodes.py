@@ -61,6 +61,7 @@ def run_worker_child(request: Dict[str, Any], channel: socket.socket) -> None:
                 channel,
                 path=request.get("path"),
                 measure=bool(request.get("measure")),
+                withheld=request.get("withheld", ""),
                 rules_file=request.get("rules"),
             )
         )
@@ -79,6 +80,7 @@ async def work(
     path: Optional[List[str]] = None,
     on_joined: Optional[Callable[[Dict[str, Any]], None]] = None,
     measure: bool = False,
+    withheld: str = "",
     rules_file: Optional[str] = None,
 ) -> None:
     """Run an agent until it has drained (first signal) or is stopped (second signal, or `DRAIN_SECONDS`).
@@ -87,6 +89,7 @@ async def work(
 
     Args:
         measure: Measure CPU and GPUs, as far as their figures are not known from earlier.
+        withheld: Why this worker does not offer the GPUs that it finds; "": it does.
         rules_file: Where this machine's owner says what is lent (`owner.rules_file`); None: everything is.
 
     Raises:
@@ -105,7 +108,7 @@ async def work(
         rules_file=rules_file,
     )
     stopper = SignalStopper(lambda: agent.drain("its owner ended it"), agent.stop)
-    measuring = _measuring(agent, measure=measure)
+    measuring = _measuring(agent, measure=measure, withheld=withheld)
     try:
         await agent.run(on_ruled=measuring.start if measuring is not None else None)
     finally:
@@ -114,7 +117,7 @@ async def work(
             measuring.stop()
 
 
-def _measuring(agent: WorkerAgent, *, measure: bool) -> Optional[Measuring]:
+def _measuring(agent: WorkerAgent, *, measure: bool, withheld: str) -> Optional[Measuring]:
     from gpumesh.devices.detect import gpus_may_exist
 
     gpus = gpus_may_exist()
@@ -122,7 +125,7 @@ def _measuring(agent: WorkerAgent, *, measure: bool) -> Optional[Measuring]:
         return None
     from gpumesh.runtime.measuring import Measuring
 
-    return Measuring(agent, cpu=measure, gpus=gpus, speeds=measure)
+    return Measuring(agent, cpu=measure, gpus=gpus, speeds=measure, withheld=withheld)
 
 
 class SignalStopper:

@@ -13,7 +13,7 @@ import pytest
 
 from gpumesh import GPUMesh
 from gpumesh.cli.main import main
-from gpumesh.runtime.embedded import CoordinatorHandle
+from gpumesh.runtime.embedded import OFFERED_BY_THE_FIRST, CoordinatorHandle
 from tests.support.hardware import MIB, Machine, card, uuid
 from tests.support.processes import until
 
@@ -148,3 +148,15 @@ def test_a_card_that_is_lost_while_the_worker_runs_is_told_and_the_other_stays(
 
             change(machine, card(0), card(1, "NVIDIA L4", 23034))
             until(lambda: [bool(each["problem"]) for each in gpus(mesh)] == [False, False], 10, what="its return")
+
+
+def test_the_workers_of_one_program_do_not_lend_the_same_card_twice(machine: Machine) -> None:
+    with GPUMesh.local(workers=2, slots=1) as mesh:
+        until(lambda: len(gpus(mesh)) == 4, 20, what="the cards of both workers")
+        first, second = ([device for device in worker["devices"] if device["kind"] != "cpu"] for worker in mesh.workers())
+
+        assert {frozenset(device["problem"] for device in cards) for cards in (first, second)} == {
+            frozenset([""]),
+            frozenset([OFFERED_BY_THE_FIRST]),
+        }
+        assert mesh.device_count() == 2 + 2  # Two CPUs' shares, and each card once.
