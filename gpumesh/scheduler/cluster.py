@@ -774,7 +774,7 @@ class Cluster:
             self._look_again(self._copies_at)
             return
         seen = 0
-        unwanted = {**self._cancelled, **dict.fromkeys(self._supervision.failed())}
+        unwanted = {**self._cancelled, **self._supervision.failed()}
         for group in list(self._repeatable):
             if self._queues.groups.get(group.key) is not group:
                 del self._repeatable[group]  # Its clients have left.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Mapping, Tuple
 
 from gpumesh.model.ids import WorkerId
 from gpumesh.model.outcomes import Status
@@ -19,10 +19,11 @@ class _History:
 class Supervision:
     """Only tasks with a past are in here; any other is at its first attempt and has no strike."""
 
-    __slots__ = ("_histories",)
+    __slots__ = ("_histories", "_failed")
 
     def __init__(self) -> None:
         self._histories: Dict[int, _History] = {}
+        self._failed: Dict[int, None] = {}  # Those of them with strikes.
 
     def __bool__(self) -> bool:
         return bool(self._histories)
@@ -41,6 +42,7 @@ class Supervision:
     def start_from(self, task_id: int, attempt: int) -> None:
         """Numbers below `attempt` are taken: an earlier task of this id still runs somewhere."""
         self._histories[task_id] = _History(attempt)
+        self._failed.pop(task_id, None)
 
     def give_back(self, task_id: int) -> int:
         """A new attempt without a strike, and its number: the one before never started, was handed back, or goes on beside it."""
@@ -50,11 +52,13 @@ class Supervision:
 
     def note(self, task_id: int, worker: WorkerId, status: int) -> None:
         """An attempt failed while another goes on: a strike that decides nothing now."""
+        self._failed[task_id] = None
         self._history(task_id).strikes.append((worker, status))
 
     def strike(self, task_id: int, worker: WorkerId, status: int, *, retries: int) -> bool:
         """The attempt failed; whether the task may try again, and then its number has moved on."""
         history = self._history(task_id)
+        self._failed[task_id] = None
         history.strikes.append((worker, status))
         if len(history.strikes) > retries:
             return False
@@ -63,7 +67,8 @@ class Supervision:
 
     def forget(self, task_id: int) -> None:
         """The task has ended."""
-        self._histories.pop(task_id, None)
+        if self._histories.pop(task_id, None) is not None:
+            self._failed.pop(task_id, None)
 
     def attempts(self, task_id: int) -> List[Dict[str, Any]]:
         """Failed attempts for people, oldest first."""
@@ -72,9 +77,9 @@ class Supervision:
             return []
         return [{"worker": worker, "status": Status(status).name} for worker, status in history.strikes]
 
-    def failed(self) -> List[int]:
+    def failed(self) -> Mapping[int, None]:
         """Tasks of which an attempt has failed: what ended one process may end others, so they are not repeated at the same time."""
-        return [task_id for task_id, history in self._histories.items() if history.strikes]
+        return self._failed
 
     def ids(self) -> List[int]:
         """Tasks with a past."""
