@@ -618,7 +618,8 @@ class Cluster:
                     is_served = True
                     self._assign(worker, spec, width, taken, now, actions)
             if is_served:
-                self._note(group)
+                if not group.count:
+                    self._note(group)
                 self._queues.served(group, now)
         self._settle(worker, now)
         if self._repeatable and worker.load < worker.slots:

@@ -40,6 +40,9 @@ class Horizon:
         "count",
         "seen_at",
         "ends_at",
+        "least",
+        "most",
+        "expires_at",
         "sure",
         "_free",
         "_others",
@@ -57,6 +60,9 @@ class Horizon:
         self.count = count  # Ready tasks.
         self.seen_at = seen_at
         self.ends_at = seen_at
+        self.least = count * (1 - REFRESH_FRACTION)  # Ready tasks between which it counts,
+        self.most = count * (1 + REFRESH_FRACTION)
+        self.expires_at = seen_at  # and until when.
         self.sure: Dict[Worker, None] = {}  # Who may take tasks as long as this horizon counts.
         self._free: Dict[Worker, List[float]] = {}  # In how many seconds each of its servers is free, as far as asked.
         self._others: Dict[Worker, float] = {}  # When the others would have ended without it, as far as asked.
@@ -66,8 +72,8 @@ class Horizon:
         return (
             function is not self.function
             or function.is_known is not self.is_known
-            or not self.count * (1 - REFRESH_FRACTION) < count <= self.count * (1 + REFRESH_FRACTION)
-            or now - self.seen_at > min(LOOK_AGAIN_MOST_SECONDS, (self.ends_at - self.seen_at) * REFRESH_FRACTION)
+            or not self.least < count <= self.most
+            or now > self.expires_at
         )
 
     def ends_without(self, worker: Worker, group: Group) -> float:
@@ -122,6 +128,7 @@ def horizon_of(group: Group, spec: Spec, count: int, now: float) -> Horizon:
         servers.append((worker, slots, seconds))
     horizon = Horizon(spec.function, servers, total, 1.0 / rate if rate else inf, fastest, count, now)
     horizon.ends_at = horizon.without(None, group)
+    horizon.expires_at = now + min(LOOK_AGAIN_MOST_SECONDS, (horizon.ends_at - now) * REFRESH_FRACTION)
     return horizon
 
 
@@ -169,15 +176,17 @@ def may_take(worker: Worker, group: Group, spec: Spec, now: float, *, extra: flo
     if spec.is_repeatable or len(group.workers) == 1:
         return True
     function = spec.function
+    horizon = group.horizon
+    if horizon is not None and not extra and worker in horizon.sure and not horizon.is_stale(function, group.count, now):
+        return True
     seconds = worker.seconds(spec) + extra
     if function.is_known and seconds <= TAIL_NEGLIGIBLE_SECONDS:
         return True
-    horizon = group.horizon
     if horizon is None or horizon.is_stale(function, group.count, now):
         horizon = group.horizon = horizon_of(group, spec, group.count, now)
     if seconds <= horizon.fastest * NEARLY_AS_FAST:
-        return True
-    if not extra and worker in horizon.sure:
+        if not extra:
+            horizon.sure[worker] = None
         return True
     left = horizon.ends_at - now
     if seconds * PLENTY <= left and _is_timely(worker, function, seconds, left, horizon.pace):

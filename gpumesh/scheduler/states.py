@@ -224,7 +224,10 @@ class Worker:
 
     def seconds(self, spec: Spec) -> float:
         """Expected run time of a task of this spec here; in no particular unit while its function is not known."""
-        return spec.scale * spec.function.seconds_on(self.id, self.prior(spec.group.need))
+        seconds = spec.function.measured_on(self.id)
+        if seconds is None:
+            seconds = spec.function.seconds_on(self.id, self.prior(spec.group.need))
+        return spec.scale * seconds
 
     def remaining(self, batch: Batch, now: float) -> float:
         """Seconds until a running task of this batch ends: the rest of the mean, or as long again as it has run."""

@@ -76,6 +76,11 @@ class Function:
         self._bin_unit = 1.0
         self._longest = 1.0
 
+    def measured_on(self, worker: WorkerId) -> Optional[float]:
+        """Expected run time of one task where one has ended before; None elsewhere."""
+        speed = self._speeds.get(worker)
+        return None if speed is None else speed.seconds
+
     @property
     def is_known(self) -> bool:
         """Whether any task of it has ended anywhere."""
