@@ -23,6 +23,7 @@ RECONNECT_SECONDS = 60.0  # How long a client looks for a lost coordinator befor
 RECONNECT_FIRST_DELAY_SECONDS = 0.1
 RECONNECT_MAX_DELAY_SECONDS = 5.0
 UNSENT_KERNEL_BYTES = 256 * KIB  # In a socket's own queue: on a slow link a heartbeat waits behind no more of it.
+GOODBYE_SECONDS = 1.0  # From a coordinator's goodbyes to closing on who does not read them.
 OUTBOX_PAUSE_BYTES = 4 * MIB  # Bytes waiting for one slow peer before what feeds it is paused.
 
 # --- values

@@ -9,7 +9,7 @@ import socket
 from collections import OrderedDict
 from typing import Any, Dict, List, Optional, Set, Tuple, Union
 
-from gpumesh.config import PENDING_HANDSHAKES
+from gpumesh.config import GOODBYE_SECONDS, PENDING_HANDSHAKES
 from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, SEQUENCE_LIMIT, ClientNumber, WorkerId
 from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import Bundle, Later
@@ -144,12 +144,18 @@ class Coordinator:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for link in list(self._links):
-            link.close("the coordinator was stopped")
+            await asyncio.sleep(0)  # One turn of the loop: who was being accepted is among the links.
+        links = list(self._links)
         self._links.clear()
+        for link in links:
+            link.close("the coordinator was stopped")
         self._alarm.cancel()
         self._objects.close()
-        await asyncio.sleep(0)  # One turn of the loop: the goodbyes are written.
+        if links:
+            await asyncio.wait([link.when_gone() for link in links], timeout=GOODBYE_SECONDS)
+        for link in links:
+            link.abort()  # Whoever has not read his goodbye by now is not reading.
+        await asyncio.sleep(0)  # One more turn: the last connections are gone before the loop is closed.
 
     async def drain(self) -> None:
         """Assign nothing more; return when nothing runs."""

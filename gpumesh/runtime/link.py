@@ -62,6 +62,7 @@ class PeerLink(asyncio.BufferedProtocol):
         self._on_events = on_events
         self._turn = turn
         self._transport: Optional[asyncio.Transport] = None
+        self._gone: Optional[asyncio.Future[None]] = None  # Resolved when the socket is closed, if anybody asked.
         self._is_flush_due = False
         self._is_lazy_flush_due = False
         self._is_paused = False
@@ -124,6 +125,8 @@ class PeerLink(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Optional[Exception]) -> None:
         self._transport = None
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
         self._emit(self.connection.receive_eof(self._loop.time()))
         self._finish()
 
@@ -190,6 +193,14 @@ class PeerLink(asyncio.BufferedProtocol):
         """Say goodbye and close. No event follows."""
         self.connection.close(reason)
         self._hang_up()
+
+    def when_gone(self) -> asyncio.Future[None]:
+        """Resolved once the socket is closed, which takes as long as the peer takes to read what was sent before."""
+        if self._gone is None:
+            self._gone = self._loop.create_future()
+            if self._transport is None:
+                self._gone.set_result(None)
+        return self._gone
 
     def refuse(self, reason: str, text: str) -> None:
         """Say why not, and close. No event follows."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+import re
+from typing import Any, List, Optional
 
 import pytest
 from hypothesis import given, settings
@@ -58,7 +59,11 @@ sent_messages = st.one_of(
         lambda pairs: messages.SubmitTasks(1, tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
     ),
     st.builds(
-        messages.RunTasks, st.integers(0, 9), st.lists(st.tuples(ids, st.integers(1, 9), payloads), max_size=3).map(tuple)
+        messages.RunTasks,
+        st.integers(0, 9),
+        st.lists(st.tuples(ids, st.integers(1, 9), payloads), max_size=3).map(tuple),
+        st.lists(st.text(max_size=9), max_size=2).map(tuple),
+        st.integers(0, 9),
     ),
     st.builds(
         messages.TaskResults,
@@ -198,6 +203,11 @@ pieces_of_wire = st.lists(
 ).map(b"".join)
 
 
+def without_progress(error: Optional[Exception]) -> str:
+    """An error's text; how much of an object had come by then depends on how the bytes were cut."""
+    return re.sub(r"sent \d+ of", "sent some of", str(error))
+
+
 @settings(max_examples=60, deadline=None)
 @given(pieces_of_wire, cut_lengths)
 def test_any_bytes_after_authentication_give_messages_or_a_protocol_error(data: bytes, lengths: List[int]) -> None:
@@ -209,7 +219,7 @@ def test_any_bytes_after_authentication_give_messages_or_a_protocol_error(data: 
     events = deliver(one, data, lengths)
 
     assert events[:-1] == deliver(other, data, [])[:-1]
-    assert str(one.error) == str(other.error)
+    assert without_progress(one.error) == without_progress(other.error)
     assert one.error is None or isinstance(one.error, MeshError)
     check_end(one, events)
 
