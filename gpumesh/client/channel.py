@@ -859,7 +859,8 @@ class Channel:
             self._objects.on_lost()
         for question in questions.values():
             question.answer(None, self._unreachable_now())
-        logger.warning("lost the coordinator at %s (%s); retrying for %g s", self.address, error, self._outage.patience)
+        level = logging.WARNING if self._pending or questions else logging.INFO  # Nobody waits for anything: no alarm.
+        logger.log(level, "lost the coordinator at %s (%s); retrying for %g s", self.address, error, self._outage.patience)
         self._poller.wake()
 
     def _reconnect(self, now: float) -> None:

@@ -464,12 +464,15 @@ def test_a_task_that_runs_at_most_once_is_not_submitted_again() -> None:
 
 
 def test_tasks_submitted_while_the_coordinator_is_away_wait_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="gpumesh")
     port = free_port()
     mesh = FakeMesh(port=port)
     session = connect(mesh)
     assert start(session).result(10) == 0
     mesh.close()
     assert session.drive_until(lambda: "lost the coordinator" in caplog.text, threading.Condition(), 10)
+    lost = next(record for record in caplog.records if "lost the coordinator" in record.getMessage())
+    assert lost.levelno == logging.INFO, "nobody waited for anything"
     futures = [start(session) for _ in range(5)]
     once = start(session, spec=SPEC._replace(retries=0))
     with FakeMesh(port=port):
