@@ -1,8 +1,8 @@
 """Second copies of tasks that may run twice: which running attempt an idle worker should repeat. Changes nothing.
 
 When nothing waits any more, the fastest idle worker repeats the attempt that is expected to end last, if it would end it sooner itself; the
-first result counts. What it gains must be worth the work done twice. How long an attempt still takes is judged by how long it has run, not by the mean alone: lengths have long tails, and
-speeds may be wrong.
+first result counts. What it gains must be worth the work done twice. How long an attempt still takes is judged by how long it has run, not
+by the mean alone: lengths have long tails, and speeds may be wrong.
 """
 
 from __future__ import annotations

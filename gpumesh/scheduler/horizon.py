@@ -1,9 +1,10 @@
 """The tail rule: who may take one of the last tasks of a function that must not run twice. Changes nothing.
 
 The *horizon* is when all open work is expected to end if everybody does what he does best. A worker takes a task only if it is expected to end
-it by then, and if the risk that it does not is small: the mean overshoot, over the lengths seen, is at most the time in which all workers
-together end one task. So a slow worker works while there is plenty to do and stands idle at the end. The fastest may always, and so may
-whoever would end the task before the others have ended theirs without him: the fastest may be busy with something long.
+it by then, and if the risk that it does not is small: the mean overshoot, over the lengths seen and what its speed may be, is at most what
+its share in the work saves, which for the last task is the time in which all workers together end one. So a slow worker works while there is
+plenty to do and stands idle at the end. The fastest may always, and so may whoever would end the task before the others have ended theirs
+without him: the fastest may be busy with something long.
 """
 
 from __future__ import annotations
@@ -193,14 +194,14 @@ def may_take(worker: Worker, group: Group, spec: Spec, now: float, *, extra: flo
         if not extra:
             horizon.sure[worker] = None
         return True
-    return _is_timely(worker, function, seconds, horizon.ends_at - now, horizon.pace) or (
+    return _is_timely(worker, function, seconds, left, horizon.pace) or (
         horizon.total <= EXACT_SERVERS
         and _is_timely(worker, function, seconds, horizon.ends_without(worker, group) - now, horizon.pace)
     )
 
 
 def _is_timely(worker: Worker, function: Function, seconds: float, left: float, pace: float) -> bool:
-    """Whether a task ends in what is left, and the risk that it does not is small."""
+    """Whether a task ends in what is left, and the mean overshoot is at most what the worker's share in the work saves."""
     return seconds <= left and function.risk(worker.id, seconds, left) <= pace * left / seconds
 
 

@@ -310,7 +310,7 @@ def surplus(worker: Worker, idle: Rescue, now: float) -> Surplus:
         waiting -= batch.width
         if waiting < 0:
             break  # From here on they may be running.
-        if task_id in worker.recalled or batch.lease is not None:
+        if task_id in worker.recalled:
             continue
         if idle.budget <= 0:
             look_again = min(look_again, now + RECALL_AFTER_SECONDS)

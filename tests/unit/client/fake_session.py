@@ -82,7 +82,8 @@ class FakeSession:
 
     def run(self, count: Optional[int] = None, *, last_first: bool = False) -> None:
         """Run pending tasks, `count` of them or all."""
-        ids = [task_id for task_id in sorted(self.pending, reverse=last_first) if not _missing(self.pending[task_id][1])]
+        with self._lock:  # Another thread may submit meanwhile.
+            ids = [task_id for task_id in sorted(self.pending, reverse=last_first) if not _missing(self.pending[task_id][1])]
         for task_id in ids[:count]:
             self.end(task_id)
 
@@ -110,7 +111,9 @@ class FakeSession:
 
     def _end_dependents(self) -> None:
         """Those of which an input has failed, as the coordinator and the channel would."""
-        for task_id, (_, payload, sink) in sorted(self.pending.items()):
+        with self._lock:
+            pending = sorted(self.pending.items())
+        for task_id, (_, payload, sink) in pending:
             error = payload.failure() if type(payload) is Call else None
             if error is not None and self.pending.pop(task_id, None) is not None:
                 sink.task_ended(task_id, int(Status.REFUSED), error, 0.0, "")
