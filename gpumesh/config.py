@@ -75,6 +75,13 @@ LOOK_SHARE = 0.05  # Of the scheduler's time, at most, for looking through runni
 LOOK_SECONDS_PER_ATTEMPT = 2e-6  # What that costs here, about.
 AGEING_SECONDS = 60.0  # A waiting task gains one step of priority in so long: low ones get through in the end.
 
+# --- events
+EVENTS_KEPT = 1000  # In a coordinator's memory and in its journal: a page or two for people, half a megabyte.
+EVENT_BURST = 100  # Of one kind at once; a machine with hundreds of tasks may die, and a stranger may knock all day.
+EVENTS_PER_SECOND = 2.0  # Of one kind, beyond that.
+EVENT_TEXT_CHARACTERS = 400  # Of one; what a worker says of its own death can be long.
+EVENT_POLL_SECONDS = 0.5  # `gpumesh events --follow`, `logs --follow`: what a person takes for at once.
+
 # --- worker agent and runners
 FEED_SECONDS = 0.002  # A runner is fed this much work at once: hides a 60 us hand-over.
 FEED_MAX_TASKS = 256
