@@ -46,7 +46,7 @@ class Accelerate:
         Args:
             target: The mesh; without one, the mesh given to `accelerate.install`, or else `GPUMesh()`, at the first use.
             options: gpu, cores, memory, tags: what the worker must have. timeout: seconds of run time. retries (3), retry_on,
-                idempotent: when it is run again. name, priority, cost, placement_timeout (60), place. See `client.options`.
+                backoff, idempotent: when it is run again. name, priority, cost, placement_timeout (60), place. See `client.options`.
 
         Raises:
             TypeError: There is no such option, or this is not a function.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         timeout: Optional[float]
         retries: int
         retry_on: Union[Type[BaseException], Tuple[Type[BaseException], ...]]
+        backoff: float
         idempotent: bool
         name: Optional[str]
         priority: int
@@ -44,7 +45,8 @@ class Options(NamedTuple):
         device: What `.to(...)` bound it to.
         timeout: Seconds of run time; None for no limit.
         retries: Lost processes and machines survived; 0: at most once.
-        retry_on: Exceptions of the function on which it is run again, too.
+        retry_on: Exceptions of the function on which it is run again, too; they count among the `retries`.
+        backoff: Seconds from a failed attempt to the next, doubled after each further one, up to 60; 0: at once.
         idempotent: It may run twice at the same time.
         name: For people; the function's own by default.
         priority: Higher goes first.
@@ -62,6 +64,7 @@ class Options(NamedTuple):
     timeout: Optional[float] = None
     retries: int = DEFAULT_RETRIES
     retry_on: Tuple[Type[BaseException], ...] = ()
+    backoff: float = 0.0
     idempotent: bool = False
     name: Optional[str] = None
     priority: int = 0
@@ -92,6 +95,7 @@ class Options(NamedTuple):
             placement_timeout=-1.0 if self.placement_timeout is None else self.placement_timeout,
             packages=self.packages,
             place=self.place,
+            backoff=self.backoff,
         )
 
     def __str__(self) -> str:
@@ -184,6 +188,13 @@ def _check_placement_timeout(name: str, value: Any) -> Optional[float]:
     return None if math.isinf(seconds) else seconds
 
 
+def _check_backoff(name: str, value: Any) -> float:
+    seconds = _number(name, value)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{name}={value!r} must be 0 or more seconds, and finite; 0 means that it is tried again at once")
+    return seconds
+
+
 def _check_count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}={value!r} must be a whole number")
@@ -269,6 +280,7 @@ _CHECKS: Dict[str, Callable[[str, Any], Any]] = {
     "timeout": _check_timeout,
     "retries": _check_count,
     "retry_on": _check_retry_on,
+    "backoff": _check_backoff,
     "idempotent": _check_flag,
     "name": _check_name,
     "priority": _check_priority,

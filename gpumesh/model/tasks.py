@@ -29,6 +29,8 @@ class TaskSpec(NamedTuple):
     code: bytes = b""  # 16-byte digest of the modules that travel with it; b"": none do.
     packages: Tuple[str, ...] = ()  # Sorted requirements ("scikit-learn==1.5.*") of the environment it runs in.
     place: bool = True  # Move torch modules and tensors among its arguments to its device, and those of its result to the CPU.
+    script: str = ""  # Path of a script in the folder that `code` is; its payload and result are bytes of JSON. "": a function.
+    backoff: float = 0.0  # Seconds after a failed attempt until the next, doubled after each further one; 0: at once.
 
 
 def spec_from_wire(fields: Any) -> TaskSpec:
@@ -51,8 +53,12 @@ def spec_from_wire(fields: Any) -> TaskSpec:
         raise ValueError(f"a task spec starts with a digest of {DIGEST_BYTES} bytes and a name")
     if not (isinstance(spec.code, bytes) and len(spec.code) in (0, DIGEST_BYTES)):
         raise ValueError(f"the code of a task spec is a digest of {DIGEST_BYTES} bytes")
-    for name in ("timeout", "retries", "priority", "cost", "placement_timeout"):
+    for name in ("timeout", "retries", "priority", "cost", "placement_timeout", "backoff"):
         value = getattr(spec, name)
         if not isinstance(value, (int, float)) or not isfinite(value):
             raise ValueError(f"{name} of a task spec must be a finite number, not {value!r}")
+    if not isinstance(spec.script, str):
+        raise ValueError(f"script of a task spec must be a path, not {spec.script!r}")
+    if spec.backoff < 0:
+        raise ValueError(f"backoff of a task spec must not be negative, but is {spec.backoff!r}")
     return spec

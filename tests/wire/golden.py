@@ -62,6 +62,8 @@ SPEC = TaskSpec(
     code=bytes(range(16, 32)),
     packages=("scikit-learn==1.5.*",),
     place=False,
+    script="sweep/train.py",
+    backoff=0.25,
 )
 TASK = (0x1A2B3C4D << 32) | 17
 OBJECT = (0x1A2B3C4D << 32) | 5

@@ -88,7 +88,7 @@ def test_facts_and_specs_of_an_older_peer_lack_what_came_later() -> None:
     assert later == golden.FACTS._replace(devices=devices)
     assert facts_from_wire(decode(GOLDEN[f"WorkerChanged: {older}"]).facts) == facts._replace(devices=(), problem="paused")
     assert spec_from_wire(decode(GOLDEN[f"DefineSpec: {older}"]).spec) == golden.SPEC._replace(
-        code=b"", packages=(), place=True
+        code=b"", packages=(), place=True, script="", backoff=0.0
     )
 
 

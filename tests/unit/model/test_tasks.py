@@ -50,6 +50,9 @@ def test_an_older_peer_leaves_out_what_has_a_default_and_a_newer_one_adds() -> N
         {"cost": None},
         {"retries": "three"},
         {"placement_timeout": ()},
+        {"script": None},
+        {"backoff": -1.0},
+        {"backoff": float("inf")},
     ],
 )
 def test_what_is_not_a_spec_is_refused(changed: Dict[str, Any]) -> None:
