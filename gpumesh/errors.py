@@ -15,7 +15,8 @@ MeshError
 ├── TaskCancelledError (CancelledError)        the task was cancelled
 ├── ActorDiedError                             the actor is gone
 ├── ObjectLostError                            every copy of the object is gone
-└── ObjectStoreFullError                       no room for the object
+├── ObjectStoreFullError                       no room for the object
+└── JournalError                               the database of jobs cannot be used, or something is not on disk
 
 Every class survives pickling: its constructor takes the message alone, details are attributes.
 """
@@ -115,3 +116,7 @@ class ObjectLostError(MeshError):
 
 class ObjectStoreFullError(MeshError):
     """There is no room for the object."""
+
+
+class JournalError(MeshError):
+    """The database of jobs cannot be opened, read or written; what was to be kept in it is not."""
