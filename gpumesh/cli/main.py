@@ -10,7 +10,7 @@ from typing import List, NoReturn, Optional
 
 import typer
 
-from gpumesh.cli import benchmark, demo, devices, join, objects, owner, serve, workers
+from gpumesh.cli import benchmark, demo, devices, events, jobs, join, objects, owner, serve, submit, workers
 from gpumesh.cli.console import set_verbosity, verbosity
 from gpumesh.errors import MeshError
 from gpumesh.version import __version__
@@ -27,6 +27,15 @@ app = typer.Typer(
 app.command(name="serve")(serve.serve)
 app.command(name="join")(join.join)
 app.command(name="workers")(workers.workers)
+app.command(name="submit")(submit.submit)
+app.command(name="status")(jobs.status)
+app.command(name="jobs")(jobs.jobs)
+app.command(name="logs")(jobs.logs)
+app.command(name="results")(jobs.results)
+app.command(name="cancel")(jobs.cancel)
+app.command(name="kill")(jobs.kill)
+app.command(name="retry")(jobs.retry)
+app.command(name="events")(events.events)
 app.command(name="objects")(objects.objects)
 app.command(name="devices")(devices.devices)
 app.command(name="benchmark")(benchmark.benchmark)

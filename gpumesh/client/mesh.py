@@ -369,6 +369,22 @@ class GPUMesh:
         found = self._open_session().query("objects", timeout=QUERY_SECONDS)
         return {**found, "objects": [dict(each, copies=list(each["copies"])) for each in found["objects"]]}
 
+    def events(self, since: int = 0) -> List[Dict[str, Any]]:
+        """What has happened to the mesh, oldest first: the last 1000 events, those before a restart of its coordinator included.
+
+        Each has `number` (1, 2, ...), `time` (the coordinator's wall clock in UTC, ISO 8601), `kind` ("started", "joined", "returned",
+        "away", "left", "died", "retry", "paused", "resumed", "spilled", "refused", "accepted", "finished", "cancelled"), `text` for
+        people, and where they are known `worker`, `task`, `client` and `job`. Of a flood of one kind only some are told.
+
+        Args:
+            since: Only those with a larger number.
+
+        Raises:
+            MeshUnavailableError: Nobody answers.
+        """
+        found = self._open_session().query("events", {"since": since}, timeout=QUERY_SECONDS)
+        return [dict(each) for each in found]
+
     def device_count(self) -> int:
         """How many devices tasks may use, of all workers together; CPUs count, what is unused does not."""
         return sum(device["status"] not in GONE for device in self.devices())

@@ -11,6 +11,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Tuple
 
 from gpumesh.config import EVENT_BURST, EVENT_TEXT_CHARACTERS, EVENTS_KEPT, EVENTS_PER_SECOND
+from gpumesh.journal.base import EventRecord
 
 Event = Dict[str, Any]
 
@@ -31,26 +32,28 @@ KINDS = (
     "cancelled",  # A job.
 )
 
+_COLUMNS = ("number", "time", "kind", "text")  # Of a journal; what else an event says goes into one more.
+
 
 class EventLog:
     """The last events of a coordinator.
 
     Args:
         earlier: Those of before, oldest first, as a journal remembers them.
-        keep: Takes each new event for the journal; must not block.
+        keep: A journal's `note_event`; must not block.
         wall: Tells the time of day, for people.
         clock: Tells seconds, for the limit on how many of a kind there may be.
     """
 
     def __init__(
         self,
-        earlier: Iterable[Event] = (),
+        earlier: Iterable[EventRecord] = (),
         *,
-        keep: Optional[Callable[[Event], None]] = None,
+        keep: Optional[Callable[[EventRecord], None]] = None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._events: Deque[Event] = deque(earlier, maxlen=EVENTS_KEPT)
+        self._events: Deque[Event] = deque(map(_as_event, earlier), maxlen=EVENTS_KEPT)
         self._newest: int = self._events[-1]["number"] if self._events else 0
         self._keep = keep
         self._wall = wall
@@ -80,7 +83,7 @@ class EventLog:
         event.update((name, value) for name, value in where.items() if value not in (None, ""))
         self._events.append(event)
         if self._keep is not None:
-            self._keep(event)
+            self._keep(_as_record(event))
 
     def since(self, number: int, *, limit: int = EVENTS_KEPT) -> List[Event]:
         """The newest events after that number, at most `limit`, oldest first.
@@ -104,6 +107,20 @@ class EventLog:
         left = min(float(EVENT_BURST), left + (now - before) * EVENTS_PER_SECOND)
         self._budgets[kind] = (left - 1.0 if left >= 1.0 else left, now)
         return left >= 1.0
+
+
+def _as_record(event: Event) -> EventRecord:
+    import json
+
+    rest = {name: value for name, value in event.items() if name not in _COLUMNS}
+    return EventRecord(event["number"], event["time"], event["kind"], event["text"], json.dumps(rest) if rest else "")
+
+
+def _as_event(record: EventRecord) -> Event:
+    import json
+
+    rest = json.loads(record.details) if record.details else {}
+    return {"number": record.number, "time": record.time, "kind": record.kind, "text": record.text, **rest}
 
 
 def time_of_day(wall: float) -> str:

@@ -1,0 +1,131 @@
+"""Watching a job until it ends: a bar at a terminal, lines elsewhere; what to say at the end, and the exit code."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional
+
+import typer
+
+from gpumesh.cli.job_views import describe_counts, error_line
+
+if TYPE_CHECKING:
+    from gpumesh import GPUMesh
+
+LINE_SECONDS = 2.0  # Between two lines where there is no terminal.
+FAILURES_SHOWN = 5
+
+_ENDED = ("done", "failed", "cancelled")
+
+
+def wait_for_job(mesh: GPUMesh, job: str) -> int:
+    """Show how far it is until it has ended.
+
+    A coordinator that goes away is looked for as long as the mesh's `reconnect_timeout` says.
+
+    Returns:
+        The exit code: 0 all went well, 1 some task failed or was cancelled, 130 interrupted: the job goes on, and how to follow or
+        cancel it was said.
+
+    Raises:
+        MeshUnavailableError: The coordinator did not come back.
+    """
+    from gpumesh.errors import MeshUnavailableError
+
+    paint = _RichPaint(job) if sys.stderr.isatty() else _LinePaint(job)
+    try:
+        ended = mesh.wait(job, on_progress=paint.draw)
+        paint.draw(ended)
+    except KeyboardInterrupt:
+        paint.close()
+        say_how_to_follow(job)
+        return 130
+    except MeshUnavailableError as error:
+        paint.close()
+        raise MeshUnavailableError(
+            f"{error}; the job is in the coordinator's database and goes on when that is started again: "
+            f"`gpumesh status {job} --wait`"
+        ) from None
+    paint.close()
+    return say_how_it_ended(ended)
+
+
+def say_how_to_follow(job: str) -> None:
+    """After Ctrl-C: the job goes on."""
+    typer.echo(
+        f"gpumesh: job {job} goes on; follow it with `gpumesh status {job} --wait`, or end it with `gpumesh cancel {job}`",
+        err=True,
+    )
+
+
+def say_how_it_ended(job: Mapping[str, Any]) -> int:
+    """The last lines, and the exit code."""
+    failed = [task for task in job["tasks"] if task["status"] == "failed"]
+    for task in failed[:FAILURES_SHOWN]:
+        typer.echo(f"task {task['id']} failed: {error_line(task)}", err=True)
+    if len(failed) > FAILURES_SHOWN:
+        typer.echo(f"and {len(failed) - FAILURES_SHOWN} more", err=True)
+    went_well = not any(task["status"] != "done" for task in job["tasks"])
+    ident = job["id"]
+    hint = (
+        f"`gpumesh results {ident}` shows what they returned" if went_well else f"`gpumesh retry {ident}` runs the others again"
+    )
+    typer.echo(f"gpumesh: job {ident} has ended: {describe_counts(job['counts'])}; {hint}", err=True)
+    return 0 if went_well else 1
+
+
+def ended_count(counts: Mapping[str, int]) -> int:
+    """How many tasks have ended, one way or another."""
+    return sum(counts.get(key, 0) for key in _ENDED)
+
+
+class _LinePaint:
+    """A line whenever something has changed, but not too many: for files and pipes."""
+
+    def __init__(self, job: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._job = job
+        self._clock = clock
+        self._last: Optional[str] = None
+        self._next_at = 0.0
+
+    def draw(self, status: Mapping[str, Any]) -> None:
+        counts: Dict[str, int] = status["counts"]
+        line = f"{ended_count(counts)}/{sum(counts.values())} {describe_counts(counts)}"
+        if line == self._last or (self._clock() < self._next_at and not status["finished"]):
+            return
+        self._last = line
+        self._next_at = self._clock() + LINE_SECONDS
+        typer.echo(line, err=True)
+
+    def close(self) -> None:
+        pass
+
+
+class _RichPaint:
+    """rich's bar, which also keeps what others print above it."""
+
+    def __init__(self, job: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[told]}"),
+        )
+        self._progress = Progress(*columns, console=Console(stderr=True))
+        self._task = self._progress.add_task(job, total=None, told="")
+        self._progress.start()
+
+    def draw(self, status: Mapping[str, Any]) -> None:
+        counts: Dict[str, int] = status["counts"]
+        told = describe_counts({key: count for key, count in counts.items() if key != "done"}) if sum(counts.values()) else ""
+        self._progress.update(
+            self._task, completed=ended_count(counts), total=sum(counts.values()), told="" if told == "nothing" else told
+        )
+
+    def close(self) -> None:
+        self._progress.stop()
