@@ -116,3 +116,18 @@ CODE_CACHE_BYTES = 1 * GIB  # Together, at most.
 # --- streams
 STREAM_WINDOW_ITEMS = 8192  # Items read from an input ahead of the results taken from the stream.
 STREAM_WINDOW_BYTES = 64 * MIB
+
+# --- script jobs
+JOB_WINDOW_TASKS = 10_000  # Of all jobs together, with the scheduler at a time; the others wait in the journal.
+JOB_WINDOW_BYTES = 64 * MIB  # Of their payloads.
+JOB_LEAST_SHARE_TASKS = 64  # Of the window, for one job among many.
+JOB_PART_TASKS = 1024  # Payloads sent and journaled as one: hides a round trip and a disk's flush.
+JOB_PART_BYTES = 1 * MIB
+JOB_PARTS_AHEAD = 4  # Sent before the first of them is on disk: keeps link and disk busy, and bounds what waits for the disk.
+MAX_JOB_PAYLOAD_BYTES = 8 * MIB  # Of one task, as JSON; larger data belongs into files.
+MAX_JOB_VARIANTS = 1000  # Different requirements and costs in one job: each is a queue of its own for the scheduler.
+JOB_PAGE_TASKS = 2000  # Of a job's tasks in one answer.
+JOB_PAGE_BYTES = 2 * MIB
+JOB_WAIT_SECONDS = 20.0  # A question for news of a job is answered by then, news or not.
+JOB_NEWS_SECONDS = 0.2  # At least between two answers about a job that goes on: who watches does not slow it down.
+KEEP_JOBS_DAYS = 30.0  # Finished jobs; older ones are removed from the database.

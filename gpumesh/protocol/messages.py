@@ -454,6 +454,45 @@ class DefineCode(NamedTuple):
     needs: Tuple[bytes, ...] = ()  # Digests of other DefineCode that have come before, and need nothing themselves.
 
 
+# --- jobs: orders that are answered by Answer when they are on disk, and may be given again after a reconnect
+
+
+@message(0x73)
+class SubmitJob(NamedTuple):
+    """Client -> coordinator: a job, after the DefineCode of its folder and before its payloads. A known key means the same job.
+
+    The value of the answer is a map: `accepted` when the job is there already, and wants no payloads.
+    """
+
+    number: int
+    job: Tuple[Any, ...]  # model.jobs.JobSpec
+
+
+@message(0x74)
+class JobPayloads(NamedTuple):
+    """Client -> coordinator: payloads of a job from place `first` on, in order and without gaps. The last of them makes it a job.
+
+    Each is (variant, JSON): which of the job's specs it goes with.
+    """
+
+    number: int
+    job: str
+    first: int
+    payloads: List[Tuple[int, bytes]]
+
+
+@message(0x75)
+class ChangeJob(NamedTuple):
+    """Client -> coordinator: "cancel" ends what has not ended, "kill" without giving it time, "retry" runs again what has no result.
+
+    The value of the answer is a map: `count`, of the tasks that this concerned.
+    """
+
+    number: int
+    job: str
+    what: str
+
+
 # --- questions
 
 
@@ -468,8 +507,12 @@ class Query(NamedTuple):
 
 @message(0x51)
 class Answer(NamedTuple):
-    """Coordinator -> client: the answer to the query of that number; `error` is not empty when there is none."""
+    """Coordinator -> client: the answer to the query or order of that number; `error` is not empty when there is none.
+
+    `kind` tells a program what kind of error it is: "unknown", "value", "taken", "journal", or "" for any other.
+    """
 
     number: int
     value: Any
     error: str
+    kind: str = ""

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
+from gpumesh.model.jobs import JobSpec
 from gpumesh.model.payloads import Bundle, Later, OutOfBand, Stored
 from gpumesh.model.resources import CardReading, DeviceFacts, Requirement, WorkerFacts
 from gpumesh.model.tasks import TaskSpec
@@ -129,8 +130,25 @@ SAMPLES: Dict[str, Any] = {
     "FreeObjects": messages.FreeObjects((OBJECT,)),
     "SegmentsGone": messages.SegmentsGone(("s1", "s2")),
     "DefineCode": messages.DefineCode(bytes(range(16, 32)), b"archive", (bytes(range(32, 48)),)),
+    "SubmitJob": messages.SubmitJob(
+        8,
+        tuple(
+            JobSpec(
+                "j-4bscpk1d",
+                bytes(range(100, 116)),
+                "sweep",
+                "train.py",
+                (tuple(SPEC._replace(script="train.py")),),
+                2,
+                "ann@box",
+            )
+        ),
+    ),
+    "JobPayloads": messages.JobPayloads(9, "j-4bscpk1d", 0, ((0, b'{"lr": 0.1}'), (0, b'{"lr": 0.2}'))),
+    "ChangeJob": messages.ChangeJob(10, "j-4bscpk1d", "cancel"),
     "Query": messages.Query(1, "workers", {"all": True}),
     "Answer": messages.Answer(1, ({"name": "box", "score": 55.5, "tags": {}, "left": None},), ""),
+    "Answer that there is none": messages.Answer(2, None, "there is no job 'j-4bscpk1d'", "unknown"),
 }
 
 

@@ -63,6 +63,7 @@ def test_a_tag_is_never_given_to_another_message() -> None:
         "ObjectStored": 0x65, "LocateObject": 0x66, "ObjectAt": 0x67, "FetchObject": 0x68, "ObjectSent": 0x69,
         "TransferCredit": 0x6A, "CancelFetch": 0x6B, "UnpinObjects": 0x6C, "HoldRefs": 0x6D, "ReleaseRefs": 0x6E,
         "DeleteObjects": 0x6F, "FreeObjects": 0x70, "SegmentsGone": 0x71, "DefineCode": 0x72,
+        "SubmitJob": 0x73, "JobPayloads": 0x74, "ChangeJob": 0x75,
     }  # fmt: skip
 
 
