@@ -3,12 +3,12 @@
 1. `on_synced(None)` means durable: it survives the death of the process and of the machine (a journal without a file: it is kept).
 2. Writing never blocks and never raises: a record that cannot be kept is refused through `on_synced(error)`.
 3. Records are written in the order in which they were given; one read sees everything that was given before it.
-4. A *request* (`submit_job`, `retry_tasks`) is refused as a whole when it cannot be written: nothing of it is there afterwards.
-   A *fact* (`end_tasks`, `finish_job`) cannot be refused for want of room: it is kept in memory and tried again until it is written.
-   *Notes* (`append_log`, `note_event`, `worker_joined`, `worker_left`) come with the next commit, and may be dropped in need.
+4. A *request* (`begin_job`, `add_payloads`, `accept_job`, `retry_job`) is refused as a whole when it cannot be written.
+   A *fact* (`end_tasks`, `finish_job`, ...) is not refused for want of room: it is kept in memory and tried again until it is written.
+   A *note* (`append_log`, `note_event`, `worker_joined`, `worker_left`) comes with the next commit, and may be dropped in need.
 5. All callbacks come on the thread of the loop that the journal was opened for, never from within the call that they belong to.
 
-    loop ──submit_job, end_tasks, ...──> queue ──> writer thread ──one transaction per group──> file
+    loop ──begin_job, end_tasks, ...──> queue  ──> writer thread ──one transaction per group──> file
       ^                                                  │ durable
       └────────────── on_synced(None | error) <──────────┘
 """
@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Dict, List, Optional, Sequence, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 from gpumesh.errors import JournalError
 from gpumesh.model.records import NamedTuple
@@ -26,7 +26,7 @@ OnSynced = Callable[[Optional[JournalError]], None]
 """Called once, on the loop's thread: None, it is durable; an error, nothing of it was kept."""
 
 PENDING = "pending"
-"""The status of a task that has not ended; every other word is an end. What runs is not journaled: workers tell that."""
+"""The status of a task that has not ended; every other word is an end. What runs at this moment is not journaled: workers tell that."""
 
 MAX_ROW = (1 << 32) - 1
 """A task's row is the sequence part of its id."""
@@ -35,7 +35,7 @@ MAX_ROW = (1 << 32) - 1
 class NewJob(NamedTuple):
     """A job as it is submitted."""
 
-    id: str  # Unique for ever; drawn by whoever submits, so that asking twice makes one job.
+    id: str  # One that is known is refused.
     name: str  # For people.
     script: str  # Path of the script inside its folder, with forward slashes.
     code: bytes  # Digest of the folder, b"": none.
@@ -45,7 +45,7 @@ class NewJob(NamedTuple):
 
 
 class JobRecord(NamedTuple):
-    """A job as it is kept. Its tasks have the rows `first_row ... first_row + tasks - 1`, in the order of their payloads."""
+    """A job as it is kept. Its tasks have the rows `first_row ... first_row + tasks - 1`, by their place in it."""
 
     id: str
     name: str
@@ -65,6 +65,7 @@ class TaskRecord(NamedTuple):
 
     row: int  # 1, 2, ...: given once, never again.
     job_id: str
+    variant: int  # As it was given with the payload.
     status: str
     attempts: int
     worker: str  # Where it ended, for people.
@@ -88,13 +89,6 @@ class TaskEnd(NamedTuple):
     error: str = ""
     history: str = ""
     result: Optional[bytes] = None
-
-
-class UnfinishedJob(NamedTuple):
-    """What is needed to go on with a job after a start."""
-
-    job: JobRecord
-    pending: List[TaskRecord]  # With their payloads, by row.
 
 
 class LogPart(NamedTuple):
@@ -131,8 +125,22 @@ class JournalReader(ABC):
     """
 
     @abstractmethod
-    def unfinished(self) -> List[UnfinishedJob]:
-        """All jobs that are not finished, oldest first, with the tasks of theirs that have not ended."""
+    def unfinished(self) -> List[JobRecord]:
+        """All jobs that are accepted and not finished, oldest first."""
+
+    @abstractmethod
+    def pending(self, job_id: str, *, after: int, limit: int, max_bytes: int) -> List[TaskRecord]:
+        """Tasks of a job that have not ended, with their payloads, by row.
+
+        Args:
+            after: Only rows above this one.
+            limit: At most so many.
+            max_bytes: At most so many bytes of payloads, but always one task if there is one.
+        """
+
+    @abstractmethod
+    def started(self) -> List[TaskRecord]:
+        """Tasks of all accepted jobs that were marked as started and have not ended, with their payloads, by row."""
 
     @abstractmethod
     def jobs(self, limit: int = 1000) -> List[JobRecord]:
@@ -144,13 +152,21 @@ class JournalReader(ABC):
 
     @abstractmethod
     def tasks(
-        self, job_id: str, *, first: int = 0, limit: Optional[int] = None, payloads: bool = False, results: bool = True
+        self,
+        job_id: str,
+        *,
+        first: int = 0,
+        limit: Optional[int] = None,
+        max_bytes: Optional[int] = None,
+        payloads: bool = False,
+        results: bool = True,
     ) -> List[TaskRecord]:
         """Tasks of one job by row; [] for an unknown job.
 
         Args:
             first: How many to leave out at the beginning.
             limit: At most so many; None: all.
+            max_bytes: At most so many bytes of payloads, results, errors and histories, but always one task if there is one.
             payloads: Whether to read them; None stands in the record otherwise.
             results: The same.
         """
@@ -208,12 +224,12 @@ class Journal(ABC):
         """More is waiting to be written than should: start no more script tasks, requests are refused for now."""
 
     @abstractmethod
-    def submit_job(self, job: NewJob, payloads: Sequence[bytes], *, code: Optional[bytes], on_synced: OnSynced) -> int:
-        """A request: keep a new job with one task for each payload (at least one).
+    def begin_job(self, job: NewJob, tasks: int, *, code: Optional[bytes], on_synced: OnSynced) -> int:
+        """A request: a new job comes in parts. No read sees it before it is accepted, and the next start drops it if it never was.
 
         Args:
-            job: Its id must not be known yet; a known one is refused.
-            payloads: What each task gets.
+            job: Its id must not be known yet.
+            tasks: How many it will have, 0 or more.
             code: The folder's archive; None when `has_code(job.code)`, or the job has none.
             on_synced: See above.
 
@@ -222,16 +238,50 @@ class Journal(ABC):
         """
 
     @abstractmethod
-    def retry_tasks(self, job_id: str, rows: Sequence[int], *, status: str, on_synced: OnSynced) -> None:
-        """A request: these ended tasks are pending again, without result, error and attempts; the job is not finished, its status this."""
+    def add_payloads(self, job_id: str, first: int, payloads: Sequence[Tuple[int, bytes]], on_synced: OnSynced) -> None:
+        """A request: (variant, payload) of the tasks `first`, `first + 1`, ... of a job that is not accepted yet.
+
+        A variant is a number from 0 to 65535. The same part once more changes nothing.
+        """
+
+    @abstractmethod
+    def accept_job(self, job_id: str, on_synced: OnSynced) -> None:
+        """A request: the job is complete; refused if it is not."""
+
+    @abstractmethod
+    def discard_job(self, job_id: str) -> None:
+        """A fact: nothing of a job that is not accepted yet is wanted any more."""
+
+    @abstractmethod
+    def retry_job(self, job_id: str, statuses: Sequence[str], *, status: str, on_synced: OnSynced) -> None:
+        """A request: tasks that ended so are pending again and as new; the job is unfinished, and `status` its status."""
+
+    @abstractmethod
+    def cancel_pending(
+        self,
+        job_id: str,
+        task_status: str,
+        *,
+        status: str,
+        except_rows: Sequence[int] = (),
+        on_synced: Optional[OnSynced] = None,
+    ) -> None:
+        """A fact: all tasks of the job that have not ended have now, with this status, except these rows; `status` is the job's.
+
+        Costs the same for any number of tasks.
+        """
+
+    @abstractmethod
+    def mark_started(self, rows: Sequence[int], on_synced: Optional[OnSynced] = None) -> None:
+        """A fact: these pending tasks may be running from now on, until they end or are retried."""
 
     @abstractmethod
     def end_tasks(self, ends: Sequence[TaskEnd], on_synced: Optional[OnSynced] = None) -> None:
-        """A fact: these tasks have ended (also: were cancelled)."""
+        """A fact: these tasks have ended. A later one about the same row replaces it, also after `cancel_pending`."""
 
     @abstractmethod
     def set_job(self, job_id: str, status: str, on_synced: Optional[OnSynced] = None) -> None:
-        """A fact: an unfinished job's status, such as that it is being cancelled."""
+        """A fact: an unfinished job's status."""
 
     @abstractmethod
     def finish_job(self, job_id: str, status: str, finished: float, on_synced: Optional[OnSynced] = None) -> None:
