@@ -91,8 +91,12 @@ class WorkerCrashedError(MeshError):
     """The process or machine that ran the task died.
 
     Attributes:
-        attempts: One dict for each attempt: `worker`, `exit` (negative: killed by that signal), `reason`,
-            `stderr` (last lines), `memory_bytes` (last measured resident size, 0 when unknown).
+        attempts: One dict for each failed attempt, oldest first, with what is known of it: `worker` (its machine's name and its id),
+            `hostname`, `status` (a `Status`), `reason`; of a process that died `pid`, `exit` (negative: killed by that signal),
+            `stderr` (its last lines) and `memory_bytes` (the most it had resident); of one killed by SIGKILL also `memory_limit_bytes`
+            (what there is for all on that machine) and `out_of_memory` (True: the system killed it for lack of memory; False: somebody
+            else did; missing where the system does not tell). Of very many attempts those in the middle are left out; `left_out` of the
+            first says how many.
     """
 
     attempts: List[Dict[str, Any]] = []

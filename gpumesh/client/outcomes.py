@@ -21,6 +21,8 @@ from gpumesh.model.outcomes import Status
 from gpumesh.model.resources import show_bytes
 
 _SHOWN_STDERR_LINES = 5
+_SHOWN_ATTEMPTS = 8  # In the text; the error's `attempts` has them all.
+_ABOUT_ATTEMPT = ("worker", "exit", "reason", "stderr", "pid", "memory_bytes", "memory_limit_bytes", "out_of_memory")
 
 
 def exception_for(status: int, payload: Any, *, name: str, task_id: int, worker: str) -> BaseException:
@@ -86,28 +88,65 @@ def _crash(status: int, details: Dict[str, Any], *, task: str, where: str, reaso
     if isinstance(attempts, (list, tuple)):
         tries = [dict(attempt) for attempt in attempts if isinstance(attempt, dict)]
     if not tries:
-        tries = [{key: details[key] for key in ("worker", "exit", "reason", "stderr", "memory_bytes") if key in details}]
+        tries = [{key: details[key] for key in _ABOUT_ATTEMPT if key in details}]
         tries[0].setdefault("worker", where)
     details = {**tries[-1], **details}  # Of a task whose worker was lost as well, only the attempts know how the process died.
-    code = details.get("exit")
     if status == Status.LOST:
         what = f"{task} lost its worker{' ' + where if where else ''}"
         what += f" ({reason})" if reason else ""
     else:
-        what = f"{task} died{_on(where)}: the process {_ended(code, reason)}"
-    memory = details.get("memory_bytes")
-    if isinstance(memory, (int, float)) and memory > 0:
-        what += f", last seen with {show_bytes(memory)} of memory"
-    if code == -9 and "memory" not in reason:
-        what += "; probably out of memory, if nobody killed it by hand"
-    if len(tries) > 1:
-        what += f"; {len(tries)} attempts"
+        what = f"{task} died{_on(where)}: the process {_death(details, reason)}"
+    if details.get("out_of_memory"):
+        what += "; a task that needs much gets a machine that has it with options(memory=...)"
     tail = _tail(details.get("stderr"))
     if tail:
         what += "; its last lines on stderr:\n" + tail
+    if len(tries) > 1:
+        left_out = tries[0].get("left_out")
+        count = len(tries) + (left_out if isinstance(left_out, int) else 0)
+        what += f"\n{count} attempts failed:"
+        shown = tries if len(tries) <= _SHOWN_ATTEMPTS else tries[-_SHOWN_ATTEMPTS:]
+        if len(shown) < count:
+            what += f"\n  ... {count - len(shown)} more"
+        for attempt in shown:
+            what += f"\n  {_attempt(attempt)}"
     error = WorkerCrashedError(what)
     error.attempts = tries
     return error
+
+
+def _attempt(attempt: Dict[str, Any]) -> str:
+    """One line: where it was, and how it failed."""
+    where = str(attempt.get("worker") or "a worker")
+    reason = str(attempt.get("reason") or "")
+    status = attempt.get("status")
+    if status == Status.LOST:
+        return f"{where}: the worker was lost{f' ({reason})' if reason else ''}"
+    if status == Status.OUT_OF_MEMORY:
+        return f"{where}: the memory of its GPU did not suffice"
+    if status == Status.RETRYABLE:
+        return f"{where}: it raised an exception that retry_on names"
+    return f"{where}: the process {_death(attempt, reason)}"
+
+
+def _death(details: Dict[str, Any], reason: str) -> str:
+    """`was killed by SIGKILL, by the system for lack of memory; it had reached 3.1 GB of 4 GB`."""
+    code = details.get("exit")
+    words = _ended(code, reason)
+    peak, limit = (details.get(name) for name in ("memory_bytes", "memory_limit_bytes"))
+    reached = ""
+    if isinstance(peak, (int, float)) and peak > 0:
+        reached = f"it had reached {show_bytes(peak)}"
+        reached += f" of {show_bytes(limit)}" if isinstance(limit, (int, float)) and limit > 0 else " of memory"
+    if code == -signal.SIGKILL and not reason:
+        is_out = details.get("out_of_memory")
+        if is_out:
+            words += ", by the system for lack of memory"
+        elif is_out is None:
+            words += "; probably out of memory, if nobody killed it by hand"
+        else:
+            words += ", and not by the system for lack of memory"
+    return f"{words}; {reached}" if reached else words
 
 
 def _ended(code: Any, reason: str) -> str:

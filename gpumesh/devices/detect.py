@@ -32,6 +32,7 @@ _GPU_SIGNS = (
 )
 _CGROUP_ROOT = "/sys/fs/cgroup"
 _CGROUP_MEMBERSHIP = "/proc/self/cgroup"
+_VMSTAT = "/proc/vmstat"
 _CPUINFO = "/proc/cpuinfo"
 _MAX_CLOCK = "/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq"
 
@@ -184,6 +185,33 @@ def cgroup_limits(root: Optional[str] = None, membership: Optional[str] = None) 
             for folder in _levels(f"{base}/memory", path):
                 _add_number(f"{folder}/memory.limit_in_bytes", memory)
     return CgroupLimits(min(cores, default=None), min(memory, default=None))
+
+
+def memory_kills(root: Optional[str] = None, membership: Optional[str] = None, vmstat: Optional[str] = None) -> Optional[int]:
+    """How many processes the system has killed for lack of memory so far, in our control group; None where it does not say.
+
+    Where no control groups watch memory, those of the whole machine are counted.
+
+    Args:
+        root: Where the control groups are mounted.
+        membership: The file that says in which we are.
+        vmstat: The machine's own counters.
+    """
+    base = root or _CGROUP_ROOT
+    folders: List[str] = []
+    for line in _read(membership or _CGROUP_MEMBERSHIP).splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "memory" in controllers.split(","):
+            folders = [f"{folder}/memory.oom_control" for folder in _levels(f"{base}/memory", path)] + folders
+        elif number == "0" and not controllers:
+            folders += [f"{folder}/memory.events" for folder in (*_levels(base, path), *_levels(f"{base}/unified", path))]
+    for file in (*folders, vmstat or _VMSTAT):  # The deepest first: each counts what happens below it.
+        for line in _read(file).splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill" and count.isdigit():
+                return int(count)
+    return None
 
 
 def _levels(base: str, path: str) -> Iterator[str]:

@@ -9,7 +9,9 @@ class Status(IntEnum):
     """The end of one attempt. On the wire the number; what travels with it differs by status.
 
     OK carries the value's payload, RAISED, RETRYABLE and OUT_OF_MEMORY the exception's payload (serialization.exceptions); the
-    others a plain dict for people: `reason`, `worker`, `exit`, `stderr`, `memory_bytes`, `seconds`, as far as known.
+    others a plain dict for people, as far as known: `reason`, `worker`, `seconds`; of a process that died `exit`, `stderr`, `pid`,
+    `memory_bytes` (most that it had), and if it got SIGKILL `memory_limit_bytes` (that there are) and `out_of_memory` (whether the
+    system killed it for that).
     """
 
     OK = 0

@@ -39,6 +39,11 @@ logger = logging.getLogger(__name__)
 _REQUIREMENT = TaskSpec._fields.index("requirement")
 _CODE = TaskSpec._fields.index("code")
 _PACKAGES = TaskSpec._fields.index("packages")
+_DEATH = (
+    ("memory_bytes", "memory"),
+    ("memory_limit_bytes", "limit"),
+    ("out_of_memory", "out_of_memory"),
+)  # As a spawner tells.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
     "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS",
@@ -581,7 +586,7 @@ class RunnerPool:
         if process is None:
             return
         if "exit" in message:
-            self._on_exit(process, message["exit"], message.get("error", ""))
+            self._on_exit(process, message["exit"], message.get("error", ""), message)
         else:
             process.pid = message["pid"]
 
@@ -605,8 +610,8 @@ class RunnerPool:
                 # The spawner's word about its exit follows; or it has closed its own socket and is of no use.
                 self._signal(process.ident, signal.SIGKILL)
 
-    def _on_exit(self, process: _Process, code: int, error: str) -> None:
-        """The process is reaped: whatever it wrote is in the kernel's buffers now."""
+    def _on_exit(self, process: _Process, code: int, error: str, death: Optional[Dict[str, Any]] = None) -> None:
+        """The process is reaped: whatever it wrote is in the kernel's buffers now. `death`: what its spawner tells of it."""
         self._read_rest(process)
         process.is_gone = True
         words = process.page.words
@@ -619,6 +624,9 @@ class RunnerPool:
             "stderr": text_of(process.tail) or ("" if started else self._spawners[process.environment].last_words),
             "reason": error,
         }
+        for name, told in _DEATH:
+            if death is not None and told in death:
+                details[name] = death[told]
         self._forget(process)
         if not self._is_closed:
             self._owner.on_runner_gone(process.ident)

@@ -4,7 +4,7 @@
 
 A channel carries length-prefixed msgpack requests with file descriptors attached, and answers:
 
-    {"op": "fork", "key": K, "role": ..., ...} + fds  ->  {"key": K, "pid": P}, later {"key": K, "pid": P, "exit": code}
+    {"op": "fork", "key": K, "role": ..., ...} + fds  ->  {"key": K, "pid": P}, later {"key": K, "pid": P, "exit": code, ...}
     {"op": "signal", "key": K, "signal": N}               no answer; nothing happens when the child is gone
 
 Promises:
@@ -13,7 +13,9 @@ Promises:
    coordinator whose mesh this is, the spawner itself ends, and with it everything.
 2. A child inherits no descriptor but its own, so an end of stream means what it says.
 3. A signal reaches the child it is meant for or nobody: only this process reaps, so no process id is used twice.
-4. Exit codes are as in `subprocess`: negative for a signal.
+4. Exit codes are as in `subprocess`: negative for a signal. Beside one stand `memory`, the most bytes that the child or one of its own
+   children ever had resident, and for a runner that got SIGKILL, `limit`, the bytes that there are, and `out_of_memory`: whether it was the
+   system that killed it for lack of memory; missing where the system does not tell.
 """
 
 from __future__ import annotations
@@ -50,6 +52,10 @@ class Spawner:
         self._channels: Dict[int, _Channel] = {first.fileno(): _Channel(first)}
         self._first = first.fileno()
         self._owners: Dict[int, _Channel] = {}  # pid -> channel
+        self._kills_before: Dict[
+            int, Optional[int]
+        ] = {}  # pid of a runner -> processes that the system had killed for lack of memory when it started; None: it does not say.
+        self._kills_claimed = 0  # Of those, the last that was a child of ours.
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -118,6 +124,7 @@ class Spawner:
             preload(request["role"])
         own: Optional[socket.socket] = None
         other: Optional[socket.socket] = None
+        kills = _memory_kills() if request["role"] == "runner" else None
         if request["role"] == "worker":
             own, other = socket.socketpair()  # The agent's own channel to this spawner, for its runners.
         try:
@@ -132,6 +139,8 @@ class Spawner:
             return
         if pid == 0:
             self._become_child(request, own, other)
+        if request["role"] == "runner":
+            self._kills_before[pid] = kills
         for fd in request["fd_list"]:
             os.close(fd)
         if own is not None and other is not None:
@@ -152,6 +161,8 @@ class Spawner:
             gc.enable()
             os.setpgid(0, 0)
             system.die_with_parent(self._pid)
+            if request["role"] == "runner":
+                system.go_first()
             os.close(self._wake_read)
             os.close(self._wake_write)
             for other_channel in self._channels.values():
@@ -176,9 +187,14 @@ class Spawner:
                 if ended is None:
                     return
                 _kill_group(ended.si_pid)  # What a dead runner's task had started; before its id can be used again.
-                pid, status = os.waitpid(ended.si_pid, 0)
+                pid, status, usage = os.wait4(ended.si_pid, 0)
             except ChildProcessError:
                 return
+            death = {"exit": -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status), "memory": _peak(usage)}
+            if pid in self._kills_before:
+                before = self._kills_before.pop(pid)
+                if death["exit"] == -signal.SIGKILL:
+                    death.update(self._autopsy(before))
             channel = self._owners.pop(pid, None)
             self._is_over = self._is_over or pid == self._coordinator
             if channel is None:
@@ -186,8 +202,19 @@ class Spawner:
             for key, child in list(channel.children.items()):
                 if child == pid:
                     del channel.children[key]
-                    code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-                    self._answer(channel, {"key": key, "pid": pid, "exit": code})
+                    self._answer(channel, {"key": key, "pid": pid, **death})
+
+    def _autopsy(self, before: Optional[int]) -> Dict[str, Any]:
+        """What the system says of a runner that got SIGKILL; `before`: its count of such kills when the runner started."""
+        from gpumesh.devices import detect
+
+        found: Dict[str, Any] = {"limit": detect.host_memory()}
+        kills = _memory_kills()
+        if kills is not None and before is not None:
+            found["out_of_memory"] = kills > max(before, self._kills_claimed)
+            if found["out_of_memory"]:
+                self._kills_claimed = max(before, self._kills_claimed) + 1
+        return found
 
     def _answer(self, channel: _Channel, answer: Dict[str, Any]) -> None:
         body = msgpack.packb(answer)
@@ -201,6 +228,17 @@ class Spawner:
         channel.socket.close()
         for pid in channel.children.values():
             _kill_group(pid)
+
+
+def _memory_kills() -> Optional[int]:
+    from gpumesh.devices import detect  # Not at start-up, which the first agent waits for.
+
+    return detect.memory_kills()
+
+
+def _peak(usage: Any) -> int:
+    """Bytes; the C library counts them in kilobytes, but for that of macOS."""
+    return int(usage.ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
 
 
 def _sweep_stores() -> None:

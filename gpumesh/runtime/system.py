@@ -10,6 +10,8 @@ from typing import Any, Optional
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_NAME = 15
+_OOM_SCORE_MAX = 1000  # linux/oom.h
+OOM_SCORE_OF_RUNNERS = 500  # As if half of the machine's memory were theirs.
 _libc: Optional[Any] = None
 
 
@@ -48,6 +50,18 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="gpumesh-parent-watch", daemon=True).start()
+
+
+def go_first() -> None:
+    """Where memory runs out, the system is to end this process rather than those that keep the machine in the mesh, or its owner's."""
+    if sys.platform == "linux":
+        try:
+            with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+                now = int(file.read())
+                file.seek(0)
+                file.write(str(min(_OOM_SCORE_MAX, now + OOM_SCORE_OF_RUNNERS)))
+        except (OSError, ValueError):
+            pass  # It may be read only; then the largest goes first.
 
 
 def trim_memory() -> None:

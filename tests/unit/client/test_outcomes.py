@@ -33,7 +33,19 @@ def outcome(status: Status, payload: Any) -> BaseException:
         (Status.CRASHED, {"exit": 3}, WorkerCrashedError, ["t-00000001-5 (train)", "on pc1", "exited with code 3"]),
         (Status.CRASHED, {"exit": -11, "worker": "pc2"}, WorkerCrashedError, ["on pc2", "killed by SIGSEGV"]),
         (Status.CRASHED, {"exit": -9}, WorkerCrashedError, ["SIGKILL", "probably out of memory"]),
-        (Status.CRASHED, {"exit": -9, "memory_bytes": 2.5e9}, WorkerCrashedError, ["last seen with 2.5 GB of memory"]),
+        (Status.CRASHED, {"exit": -9, "memory_bytes": 2.5e9}, WorkerCrashedError, ["it had reached 2.5 GB of memory"]),
+        (
+            Status.CRASHED,
+            {"exit": -9, "memory_bytes": 2.5e9, "memory_limit_bytes": 3e9, "out_of_memory": True},
+            WorkerCrashedError,
+            ["SIGKILL, by the system for lack of memory; it had reached 2.5 GB of 3 GB", "options(memory=...)"],
+        ),
+        (
+            Status.CRASHED,
+            {"exit": -9, "memory_bytes": 2.5e7, "memory_limit_bytes": 3e9, "out_of_memory": False},
+            WorkerCrashedError,
+            ["SIGKILL, and not by the system for lack of memory; it had reached 25 MB of 3 GB"],
+        ),
         (Status.CRASHED, {"exit": 1, "stderr": "a\nb\n"}, WorkerCrashedError, ["last lines on stderr:\n  a\n  b"]),
         (Status.CRASHED, {}, WorkerCrashedError, ["the process ended"]),
         (Status.LOST, {"reason": "no sign of life"}, WorkerCrashedError, ["lost its worker pc1 (no sign of life)"]),
@@ -63,7 +75,7 @@ def test_a_crash_keeps_every_attempt() -> None:
     error = outcome(Status.CRASHED, {"exit": -9, "attempts": attempts})
     assert isinstance(error, WorkerCrashedError)
     assert error.attempts == attempts
-    assert "2 attempts" in str(error)
+    assert "2 attempts failed:\n  a: the process was killed by SIGKILL; probably out of memory" in str(error)
     assert pickle.loads(pickle.dumps(error)).attempts == attempts
 
 

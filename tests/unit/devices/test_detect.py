@@ -6,12 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict
+from typing import Dict, Optional
 
 import pytest
 
 from gpumesh.devices import benchmark, detect
-from gpumesh.devices.detect import CgroupLimits, cgroup_limits, local_facts
+from gpumesh.devices.detect import CgroupLimits, cgroup_limits, local_facts, memory_kills
 from gpumesh.devices.scoring import cpu_prior
 from gpumesh.model.resources import DeviceFacts, facts_from_wire
 from gpumesh.version import __version__
@@ -204,3 +204,26 @@ def test_the_cpu_s_figures_travel_with_it_whatever_its_score_is_said_to_be() -> 
 
     assert local_facts().devices[0].rates == (("float32", 1e11), ("python", 2e7))
     assert (local_facts(score=3.0).score, local_facts(score=3.0).devices[0].rates) == (3.0, local_facts().devices[0].rates)
+
+
+def test_kills_for_lack_of_memory_are_those_of_the_deepest_group_that_counts_them(tmp_path: Path) -> None:
+    membership = tmp_path / "membership"
+    membership.write_text("4:memory:/box/run\n0::/\n")
+    folder = tmp_path / "memory/box"
+    folder.mkdir(parents=True)
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text("oom_kill 40\n")
+
+    def kills() -> Optional[int]:
+        return memory_kills(str(tmp_path), str(membership), str(vmstat))
+
+    assert kills() == 40, "the machine's own count, where no group has one"
+    (folder / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    assert kills() == 3
+    membership.write_text("0::/box/run\n")
+    (tmp_path / "box/run").mkdir(parents=True)
+    (tmp_path / "box/run/memory.events").write_text("low 0\noom 2\noom_kill 7\noom_group_kill 0\n")
+    assert kills() == 7
+    vmstat.unlink()
+    membership.unlink()
+    assert kills() is None
