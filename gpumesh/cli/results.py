@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 FORMATS = ("json", "csv", "parquet")
 _KEPT = ("id", "status", "payload", "result", "error", "worker", "hostname", "attempts", "seconds")
@@ -76,6 +76,8 @@ def as_csv(tasks: Sequence[Mapping[str, Any]]) -> str:
 def write_parquet(tasks: Sequence[Mapping[str, Any]], path: str) -> None:
     """The rows as a Parquet file. Lists, objects, and all values of a column that holds more than one kind of value are JSON text.
 
+    Whole numbers stay whole where some are missing.
+
     Raises:
         ImportError: pandas, or what it writes Parquet with, is not installed.
         OSError: The file cannot be written.
@@ -87,7 +89,10 @@ def write_parquet(tasks: Sequence[Mapping[str, Any]], path: str) -> None:
             "Parquet needs pandas, which is not installed; pip install pandas pyarrow, or use --format csv"
         ) from None
     rows = rows_of(tasks)
-    columns = {column: _alike([row[column] for row in rows]) for column in (rows[0] if rows else ())}
+    columns = {}
+    for column in rows[0] if rows else ():
+        values, kind = _alike([row[column] for row in rows])
+        columns[column] = pd.array(values, dtype=kind) if kind else values
     frame = pd.DataFrame(columns)
     try:
         frame.to_parquet(path, index=False)
@@ -129,19 +134,24 @@ def _cell(value: Any) -> Any:
     return value
 
 
-def _alike(values: List[Any]) -> List[Any]:
-    """A column that Parquet takes: of one kind, or all JSON text."""
+_DTYPES = {"whole": "Int64", "flag": "boolean"}  # Those of pandas that know of missing values.
+
+
+def _alike(values: List[Any]) -> Tuple[List[Any], str]:
+    """A column that Parquet takes, of one kind or all JSON text; and its type where pandas would not find the right one."""
     import json
 
     kinds = {_kind_of(value) for value in values if value is not None}
+    if kinds == {"whole", "number"}:
+        return [None if value is None else float(value) for value in values], ""
     if len(kinds) <= 1 and "nested" not in kinds:
-        return values
-    return [None if value is None else json.dumps(value) for value in values]
+        return values, _DTYPES.get("".join(kinds), "")
+    return [None if value is None else json.dumps(value) for value in values], ""
 
 
 def _kind_of(value: Any) -> str:
     if isinstance(value, bool):
         return "flag"
-    if isinstance(value, (int, float)):
-        return "number" if isinstance(value, float) or -(2**63) <= value < 2**63 else "nested"
-    return "text" if isinstance(value, str) else "nested"
+    if isinstance(value, int):
+        return "whole" if -(2**63) <= value < 2**63 else "nested"
+    return "number" if isinstance(value, float) else "text" if isinstance(value, str) else "nested"
