@@ -93,6 +93,8 @@ class ObjectService:
         tell: Callable[[ev.ObjectNews], None],
     ) -> None:
         self.directory = Directory()
+        # Told of each object that went to disk, or did not.
+        self.on_spilled: Optional[Callable[[int, Optional[OSError]], None]] = None
         self._loop = loop
         self._limit = limit
         self._spill_dir = spill_dir
@@ -269,6 +271,7 @@ class ObjectService:
                 on_gone=self._segments_gone,
             )
             self._store.set_holders(self._describe)
+            self._store.on_spilled = self.on_spilled
         return self._store
 
     def _call_soon(self, callback: Callable[[], None]) -> None:

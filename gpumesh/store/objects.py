@@ -70,6 +70,7 @@ class ObjectStore:
     ) -> None:
         self.limit = limit
         self.on_dropped: Optional[Callable[[List[int]], None]] = None  # Copies that went to make room.
+        self.on_spilled: Optional[Callable[[int, Optional[OSError]], None]] = None  # So many bytes went to disk, or did not.
         self._spill_dir = spill_dir
         self._root = root
         self._call_soon = call_soon
@@ -411,13 +412,17 @@ class ObjectStore:
 
     def _move_out(self, action: MoveOut) -> None:
         path = self.folder.segment_path(action.name)
-        self._disk.move_out(action.oid, path, action.nbytes, lambda failure: self._moved_out(action.oid, failure))
+        self._disk.move_out(
+            action.oid, path, action.nbytes, lambda failure: self._moved_out(action.oid, action.nbytes, failure)
+        )
 
-    def _moved_out(self, oid: int, failure: Optional[OSError]) -> None:
+    def _moved_out(self, oid: int, nbytes: int, failure: Optional[OSError]) -> None:
         if self._closed:
             return
         self._look_at_space()
         self._spill_failure = failure
+        if self.on_spilled is not None:
+            self.on_spilled(nbytes, failure)
         if failure is None:
             self._act(self._table.moved_out(oid, self._now()))
         else:
