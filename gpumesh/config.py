@@ -47,6 +47,8 @@ FREE_SEGMENTS_FRACTION = (
 
 # --- tasks
 DEFAULT_RETRIES = 3
+BACKOFF_CAP_SECONDS = 60.0  # To which the pause between two attempts is doubled; what is down for longer will be down for longer still.
+ATTEMPTS_KEPT = 50  # Failed ones that are told of a task, of any number of retries; each has up to STDERR_TAIL_BYTES of last words.
 DISTRIBUTE_TIMEOUT_SECONDS = 300.0
 PLACEMENT_TIMEOUT_SECONDS = 60.0
 INFEASIBLE_NOTICE_SECONDS = 2.0  # Contract: reported within 5 s.
@@ -113,6 +115,15 @@ CODE_CHECK_BURST_SECONDS = 0.005  # ... but for so much at once: whoever edits b
 CODE_CACHE_ENTRIES = 20  # Folders of unpacked code kept on a worker; least recently used go.
 CODE_CACHE_BYTES = 1 * GIB  # Together, at most.
 
+# --- scripts
+SCRIPT_RESULT_BYTES = 16 * MIB  # The last line of a script's output; it is held in memory, here and in the journal.
+SCRIPT_OUTPUT_BURST_BYTES = 1 * MIB  # Of one stream that go on at once: more than anybody reads.
+SCRIPT_OUTPUT_RATE_BYTES = 128 * KIB  # A second, after that: a thousand lines. What is beyond is left out.
+SCRIPT_OUTPUT_TAIL_BYTES = 64 * KIB  # The end of what was held back is told, however much that was.
+SCRIPT_INTERRUPT_SECONDS = 0.4  # From SIGINT to SIGTERM, for what ignores the one.
+SCRIPT_GRACE_SECONDS = 0.8  # From SIGINT to SIGKILL: less than CANCEL_GRACE_SECONDS, so that the runner lives on.
+SCRIPT_EXIT_CHECK_SECONDS = 0.02  # Where the system does not tell of the end of a process.
+
 # --- streams
 STREAM_WINDOW_ITEMS = 8192  # Items read from an input ahead of the results taken from the stream.
 STREAM_WINDOW_BYTES = 64 * MIB
@@ -131,3 +142,21 @@ JOB_PAGE_BYTES = 2 * MIB
 JOB_WAIT_SECONDS = 20.0  # A question for news of a job is answered by then, news or not.
 JOB_NEWS_SECONDS = 0.2  # At least between two answers about a job that goes on: who watches does not slow it down.
 KEEP_JOBS_DAYS = 30.0  # Finished jobs; older ones are removed from the database.
+
+# --- the journal
+JOURNAL_GAP_SECONDS = 0.002  # Between two commits: what comes meanwhile is one transaction, and one flush of the disk.
+JOURNAL_LINGER_SECONDS = 0.2  # Output and events wait so long for company: nobody is told when they are on disk.
+JOURNAL_QUEUE_BYTES = 256 * MIB  # Waiting to be written; above it new jobs are refused, above half of it output is dropped.
+JOURNAL_GROUP_BYTES = 32 * MIB  # One transaction, about: what a full disk or a killed coordinator undoes, and what others wait for.
+JOURNAL_RETRY_SECONDS = 1.0  # After a failed commit: how long a disk with room again goes unnoticed.
+JOURNAL_BUSY_SECONDS = 2.0  # For another program's lock on the database to go.
+JOURNAL_LOCK_SECONDS = 2.0  # For a coordinator that is just ending, or a reader's copy.
+JOURNAL_CHECK_BYTES = 64 * MIB  # A database up to this size is looked through at the start, 0.1 s or so.
+JOURNAL_CHECKPOINT_BYTES = 4 * MIB  # Written before the log is moved into the database: it is read through after a crash.
+JOURNAL_TASK_LOG_BYTES = 256 * KIB  # Of one task's output, the last: some thousand lines.
+JOURNAL_LOG_BYTES = 256 * MIB  # Of all tasks' output together; the oldest goes.
+JOURNAL_PRUNE_SECONDS = 3600.0  # Between two looks for jobs that are old enough to go.
+JOURNAL_SWEEP_ROWS = 2000  # Deleted in one transaction: some milliseconds.
+JOURNAL_CODE_SECONDS = 3600.0  # So long a folder that no job needs stays, for the next submission of the same script.
+MEMORY_JOURNAL_BYTES = 256 * MIB  # Of an embedded mesh: payloads, results, output and code of its jobs.
+MEMORY_JOURNAL_JOBS = 1000  # Finished ones of an embedded mesh; the oldest goes.
