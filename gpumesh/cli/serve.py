@@ -40,8 +40,9 @@ def serve(
 ) -> None:
     """Start a mesh on this machine: others join it, and it works too.
 
-    The secret comes from --token, --token-file or GPUMESH_TOKEN; without any, a new one is generated and shown. Address and secret are
-    saved for this user, so that GPUMesh() and the other commands on this machine find the mesh by themselves.
+    The secret comes from --token, --token-file or GPUMESH_TOKEN; without any, one is generated and shown, and used again when a mesh is
+    started at the same address again. Address and secret are saved for this user, so that GPUMesh() and the other commands on this machine
+    find the mesh by themselves.
 
     Ctrl-C lets running tasks finish first; a second Ctrl-C stops at once.
     """
@@ -50,10 +51,11 @@ def serve(
     from gpumesh.devices.scoring import check_score
     from gpumesh.network.address import Address
     from gpumesh.runtime.serving import generate_token, run_coordinator
-    from gpumesh.runtime.settings import save_connection
+    from gpumesh.runtime.settings import generated_token, save_connection
 
     supplied = given_token(token, token_file)
-    secret = supplied or generate_token()
+    near = {ANY_IPV4: "127.0.0.1", ANY_IPV6: "::1"}.get(host, host)  # How this machine reaches it.
+    secret = supplied or generated_token(Address(near, port).url) or generate_token()
     if score is not None:
         check_score(score)
     set_gpu_score(gpu_score)
@@ -62,8 +64,7 @@ def serve(
 
     def announce(url: str) -> None:
         bound = int(url.rpartition(":")[2])
-        here = Address({ANY_IPV4: "127.0.0.1", ANY_IPV6: "::1"}.get(host, host), bound).url
-        save_connection(here, secret)
+        save_connection(Address(near, bound).url, secret, is_generated=not supplied)
         typer.echo(f"gpumesh: serving at {url}, Ctrl-C to stop")
         join = f"gpumesh join {Address(_reachable(host), bound).url}"
         if supplied:

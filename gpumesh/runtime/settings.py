@@ -1,6 +1,6 @@
 """What the environment and the saved connection say; nothing here connects.
 
-The connection file is JSON with `url` and `token`, readable by its owner alone. `gpumesh serve` and `gpumesh join` save it, `GPUMesh()`
+The connection file is JSON with `url`, `token` and, where it was made up, `generated`; only its owner can read it. `gpumesh serve` and `gpumesh join` save it, `GPUMesh()`
 and the commands read it.
 """
 
@@ -84,24 +84,43 @@ def connection_file() -> str:
     return os.path.join(platformdirs.user_config_dir("gpumesh", appauthor=False), _FILE)
 
 
-def save_connection(url: str, token: str) -> None:
+def save_connection(url: str, token: str, *, is_generated: bool = False) -> None:
     """Remember a mesh for this user's next `GPUMesh()` or command; the file is never readable by others, not even for a moment.
 
     Failing to do so is logged and nothing more: whoever saves has a mesh that works.
+
+    Args:
+        is_generated: Nobody chose the secret: see `generated_token`. It stays so when the same connection is saved again.
     """
     path = connection_file()
+    is_generated = is_generated or generated_token(url) == token
     part = f"{path}.{os.getpid()}"
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w", encoding="utf-8") as file:
             os.chmod(part, 0o600)  # Whatever an older file of this name was.
-            json.dump({"url": url, "token": token}, file)
+            json.dump({"url": url, "token": token, **({"generated": True} if is_generated else {})}, file)
         os.replace(part, path)
     except OSError as error:
         logger.warning(
             "cannot save the connection in %s: %s; name the mesh with GPUMESH_URL and GPUMESH_TOKEN instead", path, error
         )
+
+
+def generated_token(url: str) -> Optional[str]:
+    """The secret that was made up for a coordinator of this user's at that address; None: there is none.
+
+    One that is started there again uses it again: those who work for it, and wait for it, know no other.
+    """
+    try:
+        with open(connection_file(), encoding="utf-8") as file:
+            saved = json.load(file)
+        if saved["url"] == url and saved["generated"] is True and isinstance(saved["token"], str):
+            return saved["token"] or None
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # `load_connection` says what is wrong with it.
+    return None
 
 
 def load_connection() -> Tuple[Optional[str], Optional[str]]:

@@ -170,11 +170,32 @@ def test_serve_generates_a_secret_shows_it_with_the_line_to_join_and_saves_it(
     assert saved.load_connection() == ("http://127.0.0.1:8000", call["token"])
 
 
-def test_two_servers_get_two_secrets(run: Callable[..., Answer], served: List[Dict[str, Any]]) -> None:
+def test_servers_at_two_addresses_get_two_secrets(run: Callable[..., Answer], served: List[Dict[str, Any]]) -> None:
+    for words in (("--port", "8000"), ("--port", "9000"), ("--port", "0"), ("--port", "0")):
+        run("serve", *words)
+
+    assert len({call["token"] for call in served}) == 4
+
+
+def test_a_server_started_again_has_the_secret_that_was_made_up_for_it(
+    run: Callable[..., Answer], served: List[Dict[str, Any]]
+) -> None:
     run("serve")
+    run("join", "http://127.0.0.1:8000")  # Which saves the connection, too.
+    _, out, _ = run("serve", "--host", "0.0.0.0")
+
+    first, _, second = (call["token"] for call in served)
+    assert first == second
+    assert f"--token {first}" in out
+
+
+def test_a_secret_that_was_given_is_not_used_without_being_given_again(
+    run: Callable[..., Answer], served: List[Dict[str, Any]]
+) -> None:
+    run("serve", "--token", "hush")
     run("serve")
 
-    assert served[0]["token"] != served[1]["token"]
+    assert served[1]["token"] != "hush"
 
 
 def test_a_secret_that_was_given_is_not_shown(
