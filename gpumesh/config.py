@@ -47,8 +47,12 @@ FREE_SEGMENTS_FRACTION = (
 
 # --- tasks
 DEFAULT_RETRIES = 3
-BACKOFF_CAP_SECONDS = 60.0  # To which the pause between two attempts is doubled; what is down for longer will be down for longer still.
-ATTEMPTS_KEPT = 50  # Failed ones that are told of a task, of any number of retries; each has up to STDERR_TAIL_BYTES of last words.
+BACKOFF_CAP_SECONDS = (
+    60.0  # To which the pause between two attempts is doubled; what is down for longer will be down for longer still.
+)
+ATTEMPTS_KEPT = (
+    50  # Failed ones that are told of a task, of any number of retries; each has up to STDERR_TAIL_BYTES of last words.
+)
 DISTRIBUTE_TIMEOUT_SECONDS = 300.0
 PLACEMENT_TIMEOUT_SECONDS = 60.0
 INFEASIBLE_NOTICE_SECONDS = 2.0  # Contract: reported within 5 s.
@@ -147,7 +151,9 @@ KEEP_JOBS_DAYS = 30.0  # Finished jobs; older ones are removed from the database
 JOURNAL_GAP_SECONDS = 0.002  # Between two commits: what comes meanwhile is one transaction, and one flush of the disk.
 JOURNAL_LINGER_SECONDS = 0.2  # Output and events wait so long for company: nobody is told when they are on disk.
 JOURNAL_QUEUE_BYTES = 256 * MIB  # Waiting to be written; above it new jobs are refused, above half of it output is dropped.
-JOURNAL_GROUP_BYTES = 32 * MIB  # One transaction, about: what a full disk or a killed coordinator undoes, and what others wait for.
+JOURNAL_GROUP_BYTES = (
+    32 * MIB
+)  # One transaction, about: what a full disk or a killed coordinator undoes, and what others wait for.
 JOURNAL_RETRY_SECONDS = 1.0  # After a failed commit: how long a disk with room again goes unnoticed.
 JOURNAL_BUSY_SECONDS = 2.0  # For another program's lock on the database to go.
 JOURNAL_LOCK_SECONDS = 2.0  # For a coordinator that is just ending, or a reader's copy.

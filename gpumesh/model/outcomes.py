@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any, Mapping
+
+from gpumesh.model.resources import show_bytes
 
 
 class Status(IntEnum):
@@ -11,7 +14,7 @@ class Status(IntEnum):
     OK carries the value's payload, RAISED, RETRYABLE and OUT_OF_MEMORY the exception's payload (serialization.exceptions); the
     others a plain dict for people, as far as known: `reason`, `worker`, `seconds`; of a process that died `exit`, `stderr`, `pid`,
     `memory_bytes` (most that it had), and if it got SIGKILL `memory_limit_bytes` (that there are) and `out_of_memory` (whether the
-    system killed it for that).
+    system killed it for that). Of a task that is a script, OK carries JSON, and RAISED such a dict.
     """
 
     OK = 0
@@ -28,3 +31,18 @@ class Status(IntEnum):
     INPUT_FAILED = 11  # A task among the inputs has no result: `input` says which.
     HANDED_BACK = 12  # Had started, and was ended because the machine's owner wants it back: no strike.
     OUT_OF_MEMORY = 13  # RETRYABLE, because the memory of its GPU did not suffice: to be tried again on a larger one only.
+
+
+def failure_text(details: Mapping[str, Any]) -> str:
+    """Why a task failed, from such a dict, for people: the reason, and what was last written to standard error."""
+    text = str(details.get("reason") or "it failed for a reason that is not known")
+    if details.get("out_of_memory"):
+        text += ", by the system for lack of memory"
+    memory, limit = details.get("memory_bytes"), details.get("memory_limit_bytes")
+    if isinstance(memory, (int, float)) and memory > 0:
+        text += f"; it had reached {show_bytes(memory)}"
+        text += f" of {show_bytes(limit)}" if isinstance(limit, (int, float)) and limit > 0 else " of memory"
+    said = str(details.get("stderr") or "").strip("\n")
+    if not said:
+        return text
+    return f"{text}; its last lines on stderr:\n" + "\n".join(f"  {line}" for line in said.splitlines())

@@ -57,8 +57,13 @@ def spec_from_wire(fields: Any) -> TaskSpec:
         value = getattr(spec, name)
         if not isinstance(value, (int, float)) or not isfinite(value):
             raise ValueError(f"{name} of a task spec must be a finite number, not {value!r}")
-    if not isinstance(spec.script, str):
-        raise ValueError(f"script of a task spec must be a path, not {spec.script!r}")
+    if not isinstance(spec.script, str) or (spec.script and not (spec.code and _stays_inside(spec.script))):
+        raise ValueError(f"script of a task spec must be a path in the folder that is its code, not {spec.script!r:.200}")
     if spec.backoff < 0:
         raise ValueError(f"backoff of a task spec must not be negative, but is {spec.backoff!r}")
     return spec
+
+
+def _stays_inside(path: str) -> bool:
+    parts = path.split("/")
+    return not ({"", ".", ".."}.intersection(parts) or "\\" in path or "\0" in path or ":" in parts[0])

@@ -63,6 +63,14 @@ class ShippedCode:
                 self._lists[digest] = archive, {part: self._pieces[part] for part in needs}
             self._pieces.clear()
 
+    def folders(self, digest: bytes) -> List[str]:
+        """Where the files of a cargo lie on this machine, unpacked, as long as this process lives.
+
+        Raises:
+            SerializationError: It cannot be unpacked here.
+        """
+        return [placed.folder.rstrip(os.sep) for placed in self._placed(digest)]
+
     def activate(self, digest: bytes) -> None:
         """Make the modules of a cargo importable, and those of no other; `b""` is the cargo without any.
 

@@ -23,6 +23,7 @@ try:
 except ImportError:  # Windows: nothing is locked there, and so nothing removed.
     fcntl = None  # type: ignore[assignment]
 
+can_lock = fcntl is not None
 FOLDER_VARIABLE = "GPUMESH_CODE"  # Where it is kept, if not in the user's cache.
 _USE = ".use"
 
@@ -63,7 +64,7 @@ class CodeFolder:
     def _hold(self, folder: str) -> None:
         while True:
             descriptor = os.open(folder + _USE, os.O_RDWR | os.O_CREAT, 0o600)
-            _lock(descriptor, exclusive=False)
+            lock(descriptor, exclusive=False)
             if os.fstat(descriptor).st_nlink:
                 break  # Otherwise it was tidied away between the two.
             os.close(descriptor)
@@ -77,7 +78,7 @@ class CodeFolder:
             raise SerializationError(f"shipped code of {total / 1e6:.1f} MB is over the limit of {MAX_CODE_BYTES / 1e6:.0f} MB")
         guard = os.open(os.path.join(self.root, ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            _lock(guard, exclusive=True)
+            lock(guard, exclusive=True)
             if os.path.isdir(folder):
                 return  # A sibling was quicker.
             self._tidy(total)
@@ -120,7 +121,7 @@ class CodeFolder:
 def _remove_unused(use: str) -> bool:
     descriptor = os.open(use, os.O_RDWR)
     try:
-        if not _lock(descriptor, exclusive=True, wait=False):
+        if not lock(descriptor, exclusive=True, wait=False):
             return False
         _remove(use[: -len(_USE)])
         os.unlink(use)
@@ -158,7 +159,8 @@ def _remove(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _lock(descriptor: int, *, exclusive: bool, wait: bool = True) -> bool:
+def lock(descriptor: int, *, exclusive: bool, wait: bool = True) -> bool:
+    """Lock a file until it is closed; False if another has it and we do not wait."""
     if fcntl is None:
         return True
     kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Tu
 from gpumesh.config import CONTROL_FRAME_BYTES, INLINE_VALUE_BYTES, RESULT_FLUSH_SECONDS
 from gpumesh.errors import MeshError
 from gpumesh.model.outcomes import Status
+from gpumesh.model.payloads import OutOfBand
 from gpumesh.model.resources import show_requirement
 from gpumesh.model.tasks import TaskSpec, spec_from_wire
 from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
@@ -44,6 +45,7 @@ from gpumesh.serialization import exceptions, functions, refs, tensors, values
 
 if TYPE_CHECKING:
     from gpumesh.runtime.runner_devices import TaskDevice
+    from gpumesh.runtime.script_task import ScriptTasks
 
 OUTPUT_FDS = (1, 2)
 _load_call, _dumps = values.loads_call, values.dumps  # Looked up for every task.
@@ -94,7 +96,7 @@ class _Function:
 
 
 class _Spec:
-    __slots__ = ("function", "name", "at_most_once", "code", "need", "place", "device")
+    __slots__ = ("function", "name", "at_most_once", "code", "need", "place", "device", "script", "is_packed")
 
     def __init__(self, function: _Function, told: TaskSpec, device: Optional[TaskDevice]) -> None:
         self.code = told.code  # Digest of the modules that came with it; b"": none.
@@ -104,12 +106,15 @@ class _Spec:
         self.need = told.requirement
         self.place = told.place
         self.device = device  # None: it runs on the CPU, where everything arrives.
+        self.script = told.script  # "": a function.
+        self.is_packed = bool(told.packages)
 
 
 class Runner:
     """The process's one object."""
 
     def __init__(self, sock: socket.socket, page: Page) -> None:
+        self._birth = dict(os.environ), list(sys.path)  # For scripts: functions may change their process's.
         self._page = page
         self._words = page.words
         self._channel = RunnerChannel(sock, self._on_message, self._on_stray)
@@ -118,6 +123,7 @@ class Runner:
         self._functions: Dict[bytes, _Function] = {}
         self._coded: Dict[Tuple[bytes, bytes], _Function] = {}  # The same function with other modules is another function.
         self._code: Any = None  # ShippedCode, once there is some.
+        self._scripts: Optional[ScriptTasks] = None  # Once there is one.
         self._active_code = b""
         self._specs: Dict[int, _Spec] = {}
         self._results: List[Tuple[int, int, int, Any, float]] = []
@@ -166,6 +172,9 @@ class Runner:
             if type(payload) is not bytes:
                 self._objects.take(payload)
                 self._objects.end_task()
+            return
+        if spec.script:
+            self._run_script(spec, task_id, attempt, payload)
             return
         status = _OK
         is_plain = type(payload) is bytes
@@ -225,6 +234,27 @@ class Runner:
             self._flush()
             if objects.is_used or refs.are_used:
                 objects.settle()
+
+    def _run_script(self, spec: _Spec, task_id: int, attempt: int, payload: Any) -> None:
+        """Nothing in here is user code, and an interrupt is read from the page."""
+        if self._results:
+            self._flush()
+        started, number = self._page.floats[SINCE], self._number
+        try:
+            if self._scripts is None:
+                from gpumesh.runtime.script_task import ScriptTasks
+
+                self._scripts = ScriptTasks(self._page, *self._birth)
+            status, result = self._scripts.run(
+                number, spec.script, code=spec.code, shipped=self._code, payload=payload, is_packed=spec.is_packed
+            )
+        except Exception as error:  # noqa: BLE001  # The next task must find this process as it was.
+            status, result = _RAISED, {"reason": f"the runner failed at {spec.name}: {error!r}", "stderr": _trace()}
+        if status == _OK and len(result) > INLINE_VALUE_BYTES:
+            result = OutOfBand([result])  # Else it would travel before everything else, in one piece.
+        self._words[FINISHED] = number
+        self._results.append((task_id, attempt, status, result, monotonic() - started))
+        self._flush()
 
     def _use_code(self, code: bytes) -> None:
         generation = self._code.generation
@@ -325,7 +355,7 @@ class Runner:
             function = self._coded.get(key)
             if function is None:
                 function = self._coded[key] = self._functions[told.function]
-            self._specs[message.number] = _Spec(function, told, self._device_for(told))
+            self._specs[message.number] = _Spec(function, told, None if told.script else self._device_for(told))
         elif kind is DefineCode:
             if self._code is None:
                 from gpumesh.runtime.code import ShippedCode
@@ -338,6 +368,12 @@ class Runner:
 
     def _on_stray(self, answer: Any) -> None:
         self._objects.on_stray(answer)
+
+
+def _trace() -> str:
+    import traceback
+
+    return traceback.format_exc()
 
 
 def _await(value: Any) -> Any:

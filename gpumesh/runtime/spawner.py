@@ -52,6 +52,9 @@ class Spawner:
         self._channels: Dict[int, _Channel] = {first.fileno(): _Channel(first)}
         self._first = first.fileno()
         self._owners: Dict[int, _Channel] = {}  # pid -> channel
+        self._pages: Dict[
+            int, int
+        ] = {}  # pid of a runner -> its page, which names the process group of the script that it runs.
         self._kills_before: Dict[
             int, Optional[int]
         ] = {}  # pid of a runner -> processes that the system had killed for lack of memory when it started; None: it does not say.
@@ -95,6 +98,7 @@ class Spawner:
                 os.waitpid(pid, 0)
             except ChildProcessError:
                 pass
+            self._kill_script(pid)
         _sweep_stores()
 
     def _serve(self, channel: _Channel, poll: select.poll) -> bool:
@@ -141,6 +145,7 @@ class Spawner:
             self._become_child(request, own, other)
         if request["role"] == "runner":
             self._kills_before[pid] = kills
+            self._pages[pid] = request["fd_list"].pop(1)
         for fd in request["fd_list"]:
             os.close(fd)
         if own is not None and other is not None:
@@ -165,6 +170,8 @@ class Spawner:
                 system.go_first()
             os.close(self._wake_read)
             os.close(self._wake_write)
+            for page in self._pages.values():
+                os.close(page)
             for other_channel in self._channels.values():
                 other_channel.socket.close()
             if own is not None:
@@ -187,6 +194,7 @@ class Spawner:
                 if ended is None:
                     return
                 _kill_group(ended.si_pid)  # What a dead runner's task had started; before its id can be used again.
+                self._kill_script(ended.si_pid)
                 pid, status, usage = os.wait4(ended.si_pid, 0)
             except ChildProcessError:
                 return
@@ -195,6 +203,7 @@ class Spawner:
                 before = self._kills_before.pop(pid)
                 if death["exit"] == -signal.SIGKILL:
                     death.update(self._autopsy(before))
+                os.close(self._pages.pop(pid))
             channel = self._owners.pop(pid, None)
             self._is_over = self._is_over or pid == self._coordinator
             if channel is None:
@@ -203,6 +212,17 @@ class Spawner:
                 if child == pid:
                     del channel.children[key]
                     self._answer(channel, {"key": key, "pid": pid, **death})
+
+    def _kill_script(self, pid: int) -> None:
+        """A runner has died: the script that it ran leads a process group of its own, which dies too."""
+        page = self._pages.get(pid)
+        if page is None:
+            return
+        from gpumesh.runtime.page import GROUP
+
+        group = int.from_bytes(os.pread(page, 8, 8 * GROUP), sys.byteorder)
+        if group > 1:
+            _kill_group(group)
 
     def _autopsy(self, before: Optional[int]) -> Dict[str, Any]:
         """What the system says of a runner that got SIGKILL; `before`: its count of such kills when the runner started."""

@@ -169,6 +169,26 @@ class Shipper:
             return Travel(self, _cargo(parcels, sources), frozenset(main), needed.missing, sources)
 
 
+def folder_cargo(folder: str, *, name: str, keep: Iterable[str] = ()) -> Cargo:
+    """A folder with everything in it that travels, as it is on disk now.
+
+    Args:
+        folder: Absolute.
+        name: What it is for, in messages.
+        keep: Files in it that travel whatever an ignore file says.
+
+    Raises:
+        SerializationError: It is too large.
+    """
+    source = Source(Origin(SHIPPED, folder, folder))
+    source.keep.update(keep)
+    source.list()
+    _check_size(
+        [source], name, advice="keep large data outside of that folder, or name what is not needed in a .gitignore file"
+    )
+    return Cargo([source.parcel()], source.pieces)
+
+
 class _Budget:
     """Time for looking: a share of all time, saved up to a small sum."""
 
@@ -258,7 +278,13 @@ def _cargo(parcels: List[Parcel], sources: List[Source]) -> Optional[Cargo]:
     return cargo
 
 
-def _check_size(sources: List[Source], name: str) -> None:
+ADVICE = (
+    "name what is not needed in a .gitignore file, keep data outside of the package and pass it as arguments or with mesh.put(...), "
+    "or install the package on the workers"
+)
+
+
+def _check_size(sources: List[Source], name: str, *, advice: str = ADVICE) -> None:
     total = sum(source.total for source in sources)
     count = sum(len(source.listing) for source in sources)
     if total <= MAX_CODE_BYTES and count <= folders.MAX_FILES:
@@ -270,8 +296,7 @@ def _check_size(sources: List[Source], name: str) -> None:
         size = f"more than {folders.MAX_FILES} files of {_megabytes(total)}"
     raise SerializationError(
         f"the code that would travel for {name} ({where}) is {size}; the biggest: "
-        f"{folders.biggest(entries, BIGGEST, _megabytes)}; name what is not needed in a .gitignore file, keep data outside of the "
-        "package and pass it as arguments or with mesh.put(...), or install the package on the workers"
+        f"{folders.biggest(entries, BIGGEST, _megabytes)}; {advice}"
     )
 
 
