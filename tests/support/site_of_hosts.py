@@ -82,10 +82,21 @@ class Site:
             before: Words in front of the command: what runs it.
             environment: More of it, or other.
         """
-        words = ["join", self.url, "--slots", str(slots), "--score", "1", "--tag", f"place={place}"]
-        program = self.command(host, words, {**self.environment(place), **(environment or {})}, before=before)
-        self.workers[place] = program
+        program = self._begin(place, host, slots, before, environment or {})
         program.wait_for("works for", SOON)
+        return program
+
+    def join_all(self, *places: str, slots: int = 1) -> None:
+        """Workers on loopback, started at the same time."""
+        for program in [self._begin(place, None, slots, (), {}) for place in places]:
+            program.wait_for("works for", SOON)
+
+    def _begin(
+        self, place: str, host: Optional[Host], slots: int, before: Sequence[str], environment: Mapping[str, str]
+    ) -> Program:
+        words = ["join", self.url, "--slots", str(slots), "--score", "1", "--tag", f"place={place}"]
+        program = self.command(host, words, {**self.environment(place), **environment}, before=before)
+        self.workers[place] = program
         return program
 
     def command(
