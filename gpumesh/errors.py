@@ -16,6 +16,7 @@ MeshError
 ├── ActorDiedError                             the actor is gone
 ├── ObjectLostError                            every copy of the object is gone
 ├── ObjectStoreFullError                       no room for the object
+├── UnknownJobError (LookupError)              there is no such job
 └── JournalError                               the database of jobs cannot be used, or something is not on disk
 
 Every class survives pickling: its constructor takes the message alone, details are attributes.
@@ -120,6 +121,10 @@ class ObjectLostError(MeshError):
 
 class ObjectStoreFullError(MeshError):
     """There is no room for the object."""
+
+
+class UnknownJobError(MeshError, LookupError):
+    """There is no job with this id, or more than one whose id begins so."""
 
 
 class JournalError(MeshError):

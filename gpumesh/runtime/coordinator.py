@@ -7,29 +7,33 @@ import logging
 import secrets
 import socket
 from collections import OrderedDict
-from typing import Any, Dict, List, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
-from gpumesh.config import GOODBYE_SECONDS, PENDING_HANDSHAKES
+from gpumesh.config import PENDING_HANDSHAKES
 from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, SEQUENCE_LIMIT, ClientNumber, WorkerId
+from gpumesh.model.jobs import JOBS_CLIENT
 from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import Bundle, Later
 from gpumesh.model.records import NamedTuple
 from gpumesh.model.resources import facts_from_wire, readings_from_wire
-from gpumesh.model.tasks import spec_from_wire
+from gpumesh.model.tasks import TaskSpec, spec_from_wire
 from gpumesh.protocol.connection import Closed, Connection, Established
 from gpumesh.protocol.messages import (
     Answer,
     CancelTasks,
+    ChangeJob,
     DefineCode,
     DefineFunction,
     DefineSpec,
     FreeObjects,
+    JobPayloads,
     MeshChanged,
     Query,
     RecallTasks,
     RegisterClient,
     RegisterWorker,
     RunTasks,
+    SubmitJob,
     SubmitTasks,
     TaskNotice,
     TaskOutput,
@@ -48,6 +52,10 @@ from gpumesh.scheduler import actions as act
 from gpumesh.scheduler import events as ev
 from gpumesh.scheduler.cluster import Cluster
 from gpumesh.scheduler.locality import TRACKED_BYTES
+
+if TYPE_CHECKING:
+    from gpumesh.journal.base import Journal
+    from gpumesh.runtime.job_service import JobService
 
 logger = logging.getLogger("gpumesh.coordinator")
 
@@ -96,10 +104,20 @@ class Coordinator:
         mesh: Its id; drawn if not given.
         object_memory: Bytes of objects in this host's memory; as the environment says, or a part of RAM, if not given.
         spill_dir: Where objects above that go.
+        journal: Keeps script jobs, is ours from now on, and what is unfinished in it goes on; without one they are kept in memory.
+
+    Raises:
+        JournalError: What stands in the journal cannot be read.
     """
 
     def __init__(
-        self, *, token: str, mesh: str = "", object_memory: Optional[int] = None, spill_dir: Optional[str] = None
+        self,
+        *,
+        token: str,
+        mesh: str = "",
+        object_memory: Optional[int] = None,
+        spill_dir: Optional[str] = None,
+        journal: Optional[Journal] = None,
     ) -> None:
         self.mesh = mesh or secrets.token_hex(8)
         self._token = token
@@ -133,6 +151,10 @@ class Coordinator:
         self._is_trim_due = False
         self._alarm = Alarm(self._loop, self._on_time)
         self._drained: Optional[asyncio.Future[None]] = None
+        self._has_scripts = False  # The scheduler knows JOBS_CLIENT.
+        self._jobs: Optional[JobService] = None  # Made when there is a first job, or a journal.
+        if journal is not None:
+            self._open_jobs(journal).recover()
 
     async def start(self, listener: socket.socket) -> None:
         """Serve on a listening socket, which is ours from now on."""
@@ -150,11 +172,10 @@ class Coordinator:
         for link in links:
             link.close("the coordinator was stopped")
         self._alarm.cancel()
+        if self._jobs is not None:
+            self._jobs.close()
         self._objects.close()
-        if links:
-            await asyncio.wait([link.when_gone() for link in links], timeout=GOODBYE_SECONDS)
-        for link in links:
-            link.abort()  # Whoever has not read his goodbye by now is not reading.
+        await self._turn.all_gone(links)
         await asyncio.sleep(0)  # One more turn: the last connections are gone before the loop is closed.
 
     async def drain(self) -> None:
@@ -226,7 +247,7 @@ class Coordinator:
             self._perform(self._cluster.handle(ev.WorkerConnected(ident, facts, is_near), now))
         elif kind is RegisterClient and role == "client":
             number = ClientNumber(message.client)
-            if not 0 <= number < CLIENT_LIMIT:
+            if not 0 < number < CLIENT_LIMIT:  # JOBS_CLIENT is our own.
                 self._refuse(link, "protocol", f"client number {number} is out of range")
                 return
             before_client = self._clients.get(number)
@@ -277,12 +298,17 @@ class Coordinator:
             del self._clients[client.number]
             self._perform(self._cluster.handle(ev.ClientLost(client.number), self._loop.time()))
             self._objects.peer_gone(client.number)
-            for digest in client.functions:
-                self._function_users[digest] -= 1
-                if not self._function_users[digest]:
-                    del self._function_users[digest]
-                    del self._functions[digest]
+            if self._jobs is not None:
+                self._jobs.client_gone(client.number)
+            self._undefine(client.functions)
             self._trim()
+
+    def _undefine(self, digests: Iterable[bytes]) -> None:
+        for digest in digests:
+            self._function_users[digest] -= 1
+            if not self._function_users[digest]:
+                del self._function_users[digest]
+                del self._functions[digest]
 
     # --- messages to events
 
@@ -357,6 +383,8 @@ class Coordinator:
             self._perform(self._cluster.handle(ev.SpecDefined(client.number, message.number, spec), now))
         elif kind is Query:
             self._answer(client, message)
+        elif kind is SubmitJob or kind is JobPayloads or kind is ChangeJob:
+            self._open_jobs().on_message(client.number, message)
         elif self._objects.is_mine(kind):
             problem = self._objects.handle(client.number, client.link, client.name, message)
             if problem:
@@ -466,6 +494,8 @@ class Coordinator:
         """To the task's owner; what an owner who does not keep up misses is told."""
         client = self._clients.get(ClientNumber(output.task_id >> SEQUENCE_BITS))
         if client is None:
+            if self._jobs is not None and output.task_id < SEQUENCE_LIMIT:
+                self._jobs.wrote(output.task_id, output.stream, output.data)
             return
         if client.link.is_congested:
             client.missed_bytes += len(output.data)
@@ -483,6 +513,8 @@ class Coordinator:
             client.link.send(Answer(query.number, self._cluster.waiting(self._loop.time()), ""))
         elif query.what == "objects":
             client.link.send(Answer(query.number, {**self._objects.usage(), "objects": self._objects.views()}, ""))
+        elif query.what == "jobs" or query.what.startswith("job-") or query.what == "job":
+            self._open_jobs().on_message(client.number, query)
         else:
             client.link.send(Answer(query.number, None, f"this coordinator knows nothing of {query.what!r}"))
 
@@ -505,6 +537,8 @@ class Coordinator:
                 client = self._clients.get(action.client)
                 if client is not None:
                     client.link.send(TaskNotice(action.task_id, action.text))
+                elif self._jobs is not None and action.client == JOBS_CLIENT:
+                    self._jobs.noticed(action.task_id, action.text)
             elif kind is act.Forget:
                 for task_id in action.task_ids:
                     self._forget(task_id)
@@ -548,6 +582,8 @@ class Coordinator:
 
     def _deliver(self, action: act.Deliver) -> None:
         payloads = self._payloads
+        if self._jobs is not None and action.client == JOBS_CLIENT:
+            self._jobs.ended(action.worker, action.results)
         if self._history:
             action = action._replace(results=self._with_history(action))
         supplied = 0
@@ -600,6 +636,8 @@ class Coordinator:
     def _fail(self, action: act.Fail) -> None:
         self._forget(action.task_id)
         details = action.details
+        if self._jobs is not None and action.client == JOBS_CLIENT:
+            self._jobs.ended(str(details.get("worker", "")), [(action.task_id, int(action.status), details, 0.0)])
         history = self._history.pop(action.task_id, None) or []
         strikes = details.get("attempts", ())[len(history) :]  # Of the last one only the scheduler has told.
         if history or strikes:
@@ -630,6 +668,97 @@ class Coordinator:
         if self._objects.has_small:
             tasks = [(task, attempt, self._objects.inline(payload)) for task, attempt, payload in tasks]
         worker.link.send(RunTasks(number, tasks, action.cards, action.ordinal))
+        if self._jobs is not None and action.tasks[0][0] < SEQUENCE_LIMIT:
+            self._jobs.started([task for task, _ in action.tasks])
+
+    # --- script jobs: what runtime.job_service needs (its Mesh)
+
+    def _open_jobs(self, journal: Optional[Journal] = None) -> JobService:
+        if self._jobs is None:
+            from gpumesh.runtime.job_service import JobService
+
+            if journal is None:
+                from gpumesh.journal.memory import MemoryJournal
+
+                journal = MemoryJournal(call_soon=self._loop.call_soon_threadsafe)
+            self._jobs = JobService(self._loop, self, journal)
+        return self._jobs
+
+    def answer(self, client: int, number: int, value: Any, error: str = "", kind: str = "") -> None:
+        """To a question or order of a client, if it is still there."""
+        peer = self._clients.get(ClientNumber(client))
+        if peer is not None:
+            peer.link.send(Answer(number, value, error, kind))
+
+    def run_script_tasks(self, spec: int, rows: Sequence[int], payloads: Sequence[Any], *, again: bool) -> None:
+        """Give tasks to the scheduler. `again`: workers may have them from before a restart."""
+        self._payloads.update(zip(rows, payloads))
+        self._tell(ev.TasksSubmitted(JOBS_CLIENT, spec, rows))
+
+    def cancel_script_tasks(self, rows: Sequence[int], *, force: bool) -> None:
+        """End these. `force`: without giving them time."""
+        self._tell(ev.CancelRequested(JOBS_CLIENT, rows))
+
+    def define_script_code(self, parts: Sequence[Tuple[bytes, Any, Tuple[bytes, ...]]], functions: Iterable[bytes]) -> None:
+        """The folder that scripts are in, and their functions, which have no body."""
+        defined: List[Tuple[bytes, Any]] = [(digest, _Code(archive, tuple(needs))) for digest, archive, needs in parts]
+        for digest, body in [*defined, *((digest, b"") for digest in functions)]:
+            self._functions.setdefault(digest, body)
+            self._function_users[digest] = self._function_users.get(digest, 0) + 1
+
+    def define_script(self, number: int, spec: TaskSpec) -> None:
+        """Tasks of that number are of this spec from now on; its code has been defined."""
+        if not self._has_scripts:
+            self._has_scripts = True
+            self._tell(ev.ClientConnected(JOBS_CLIENT, "jobs"))
+        self._tell(ev.SpecDefined(JOBS_CLIENT, number, spec))
+
+    def forget_script_code(self, digests: Iterable[bytes]) -> None:
+        """Nothing needs these any more."""
+        self._undefine(digests)
+
+    def no_scripts_left(self) -> None:
+        """All jobs have ended: what the scheduler knows of their specs may go."""
+        if self._has_scripts:
+            self._has_scripts = False
+            self._tell(ev.ClientLost(JOBS_CLIENT))
+
+    def code_parts(self, digest: bytes) -> Sequence[Tuple[bytes, Any, Tuple[bytes, ...]]]:
+        """What a client has defined under this digest, after what it needs; () if nothing."""
+        code = self._functions.get(digest)
+        if type(code) is not _Code:
+            return ()
+        return [*((part, self._functions[part].archive, ()) for part in code.needs), (digest, code.archive, code.needs)]
+
+    def executing_scripts(self) -> Dict[int, Tuple[str, int, float]]:
+        """Tasks that workers execute now: (worker, attempt, seconds so far) of each."""
+        found: Any = self._cluster.executing_of(JOBS_CLIENT, self._loop.time())
+        executing: Dict[int, Tuple[str, int, float]] = found
+        return executing
+
+    def failed_attempts(self, row: int) -> Sequence[Dict[str, Any]]:
+        """Of a task that is tried again."""
+        return self._history.get(row, ())
+
+    def host_of(self, worker: str) -> str:
+        """The host name of a worker; "" if it is not known any more."""
+        known = self._workers.get(WorkerId(worker))
+        return known.label if known is not None else ""
+
+    def results_kept(self, rows: Sequence[int]) -> None:
+        """The ends of these tasks are on disk: their workers may forget them."""
+
+    def scripts_submitted_again(self) -> None:
+        """After a restart: all that may be running has been given to `run_script_tasks`."""
+
+    def note_job(self, kind: str, text: str, job: str) -> None:
+        """Something for people has happened to a job: "accepted", "finished" or "cancelled"."""
+        logger.info("%s", text)
+
+    def _tell(self, event: Any) -> None:
+        self._perform(self._cluster.handle(event, self._loop.time()))
+
+    # --- memory
 
     def _trim(self) -> None:
         """After a burst: the tables' own memory, and what the C library keeps, go back to the system."""

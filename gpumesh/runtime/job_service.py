@@ -1,0 +1,668 @@
+"""Script jobs at the coordinator: between the journal, which keeps them, the scheduler, which runs them, and clients, who ask.
+
+    client ── SubmitJob, JobPayloads ──> JobIntake ──> journal ── on disk ──> Answer
+                                                          │
+              JobBook: which are next <── pages of pending tasks
+                 │                                        ^
+                 └── run ──> scheduler ── ends ───────────┘ ── on disk ──> acknowledged to the worker
+
+The coordinator is a client of its own scheduler for them (JOBS_CLIENT). What runs is decided by `scheduler.jobs` and by the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from typing import Any, Callable, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple
+
+from gpumesh.config import INLINE_VALUE_BYTES, JOB_NEWS_SECONDS, JOB_PAGE_BYTES, JOB_PAGE_TASKS, JOB_WAIT_SECONDS
+from gpumesh.errors import JournalError
+from gpumesh.journal.base import JobRecord, Journal, JournalReader, TaskEnd, TaskRecord
+from gpumesh.model.jobs import CANCELLED, FAILED, PENDING, RUNNING, JobSpec, typed_job_id
+from gpumesh.model.outcomes import Status
+from gpumesh.model.payloads import OutOfBand
+from gpumesh.model.tasks import TaskSpec
+from gpumesh.protocol.messages import ChangeJob, JobPayloads, Query, SubmitJob
+from gpumesh.runtime.job_intake import JobIntake
+from gpumesh.runtime.job_views import (
+    attempt_view,
+    job_of_record,
+    job_view,
+    record_view,
+    task_end,
+    task_view,
+    unpack_code,
+)
+from gpumesh.scheduler.jobs import Job, JobBook, Wanted
+
+logger = logging.getLogger("gpumesh.jobs")
+
+AGAIN_SECONDS = 1.0  # After the journal could not be read.
+
+JOB_QUERIES = frozenset({"jobs", "job", "job-tasks", "job-wait", "job-logs"})
+
+Parts = Sequence[Tuple[bytes, Any, Tuple[bytes, ...]]]
+"""What DefineCode says of a folder: (digest, archive, needs), in order."""
+
+
+class Mesh(Protocol):
+    """What the jobs need of the coordinator."""
+
+    def answer(self, client: int, number: int, value: Any, error: str = "", kind: str = "") -> None:
+        """To a question or order of a client, if it is still there."""
+
+    def run_script_tasks(self, spec: int, rows: Sequence[int], payloads: Sequence[Any], *, again: bool) -> None:
+        """Give tasks to the scheduler. `again`: workers may have them from before a restart."""
+
+    def cancel_script_tasks(self, rows: Sequence[int], *, force: bool) -> None:
+        """End these. `force`: without giving them time."""
+
+    def define_script(self, number: int, spec: TaskSpec) -> None:
+        """Tasks of that number are of this spec from now on; its code has been defined."""
+
+    def define_script_code(self, parts: Parts, functions: Iterable[bytes]) -> None:
+        """The folder that scripts are in, and their functions, which have no body."""
+
+    def forget_script_code(self, digests: Iterable[bytes]) -> None:
+        """Nothing needs these any more."""
+
+    def no_scripts_left(self) -> None:
+        """All jobs have ended: what the scheduler knows of their specs may go."""
+
+    def code_parts(self, digest: bytes) -> Parts:
+        """What a client has defined under this digest, with what it needs; () if nothing."""
+
+    def executing_scripts(self) -> Dict[int, Tuple[str, int, float]]:
+        """Tasks that workers execute now: (worker, attempt, seconds so far) of each."""
+
+    def failed_attempts(self, row: int) -> Sequence[Dict[str, Any]]:
+        """Of a task that is tried again."""
+
+    def host_of(self, worker: str) -> str:
+        """The host name of a worker; "" if it is not known any more."""
+
+    def results_kept(self, rows: Sequence[int]) -> None:
+        """The ends of these tasks are on disk: their workers may forget them."""
+
+    def scripts_submitted_again(self) -> None:
+        """After a restart: all that may be running has been given to `run_script_tasks`."""
+
+    def note_job(self, kind: str, text: str, job: str) -> None:
+        """An event for people: "accepted", "finished" or "cancelled"."""
+
+
+class _Waiter:
+    """Somebody who wants to hear of a job's progress."""
+
+    __slots__ = ("client", "number", "seen", "timer")
+
+    def __init__(self, client: int, number: int, seen: int) -> None:
+        self.client = client
+        self.number = number
+        self.seen = seen  # Version that it knows.
+        self.timer: Optional[asyncio.TimerHandle] = None
+
+
+class Active:
+    """A job that has not finished, with what the scheduler need not know of it."""
+
+    __slots__ = ("job", "spec", "submitted", "numbers", "digests", "version", "notices", "waiters", "timer")
+
+    def __init__(self, job: Job, spec: JobSpec, submitted: float, numbers: List[int], digests: List[bytes]) -> None:
+        self.job = job
+        self.spec = spec
+        self.submitted = submitted  # Seconds since the epoch.
+        self.numbers = numbers  # Of its variants, as specs of the scheduler.
+        self.digests = digests  # Of what was defined for it.
+        self.version = 1  # Grows with each change that somebody may wait for.
+        self.notices: Dict[str, None] = {}  # What the scheduler has to say of its tasks.
+        self.waiters: List[_Waiter] = []
+        self.timer: Optional[asyncio.TimerHandle] = None  # Until the waiters are told of what is new.
+
+
+class JobService:
+    """All script jobs of one coordinator. On the loop's thread only.
+
+    Args:
+        mesh: The coordinator.
+        journal: Ours from now on; `close` closes it.
+        wall: Tells the time of day, for people.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, mesh: Mesh, journal: Journal, *, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._loop = loop
+        self._mesh = mesh
+        self._journal = journal
+        self._wall = wall
+        self._book = JobBook()
+        self._active: Dict[str, Active] = {}
+        self._specs: Dict[TaskSpec, int] = {}  # Numbers that the scheduler knows them by.
+        self._code_users: Dict[bytes, int] = {}  # Of what was defined, how many active jobs need it.
+        self._earlier: Dict[
+            int, List[Dict[str, Any]]
+        ] = {}  # Row -> attempts of before a restart or retry, of those with the scheduler.
+        self._intake = JobIntake(self, journal, mesh, wall)
+        self._is_closed = False
+        self._retry_timer: Optional[asyncio.TimerHandle] = None
+        journal.on_trouble = self._on_trouble
+
+    def recover(self) -> None:
+        """Go on with the jobs of before. Blocks while the journal is read; call it before anybody is served.
+
+        Raises:
+            JournalError: It cannot be read.
+        """
+        reader = self._journal.reader()
+        try:
+            records = reader.unfinished()
+            if not records:
+                return
+            started = reader.started()
+            folders = {record.code: reader.code(record.code) for record in records if record.code}
+        finally:
+            reader.close()
+        for record in records:
+            self._activate(record, folders.get(record.code))
+        rows: List[TaskRecord] = []
+        for task in started:
+            active = self._active[task.job_id]
+            active.job.has_started = True
+            if not active.job.is_cancelled:
+                rows.append(task)
+                self._book.feed(active.job, [(task.row, len(task.payload or b""))])
+        self._run(rows, again=True)
+        self._mesh.scripts_submitted_again()
+        for active in list(self._active.values()):
+            if active.job.is_cancelled:  # It was killed before the last of them had ended.
+                _, others = self._book.cancel(active.job)
+                self._journal.cancel_pending(active.job.id, CANCELLED, status=CANCELLED)
+                logger.info("job %s was being cancelled: %d of its tasks end with that", active.job.id, others)
+            self._finish_if_done(active)
+        if self._active:
+            logger.info("%d jobs of before the restart go on", len(self._active))
+        self.feed()
+
+    def close(self) -> None:
+        """Write what is to be written. Blocks as long as that takes."""
+        self._is_closed = True
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+        for active in self._active.values():
+            if active.timer is not None:
+                active.timer.cancel()
+            for waiter in active.waiters:
+                if waiter.timer is not None:
+                    waiter.timer.cancel()
+        self._journal.close()
+
+    # --- what clients want
+
+    def on_message(self, client: int, message: Any) -> None:
+        """A SubmitJob, JobPayloads, ChangeJob, or a Query among JOB_QUERIES. What is wrong with it is its answer."""
+        kind = type(message)
+        if kind is SubmitJob:
+            self._intake.begin(client, message)
+        elif kind is JobPayloads:
+            self._intake.add(client, message)
+        elif kind is ChangeJob:
+            self._with_job(client, message.number, message.job, lambda job: self._change(client, message, job))
+        elif kind is Query and message.what == "jobs":
+            self._list(client, message.number)
+        elif kind is Query:
+            arguments = message.arguments if isinstance(message.arguments, dict) else {}
+            wanted = arguments.get("job")
+            self._with_job(client, message.number, wanted, lambda job: self._tell(client, message, arguments, job))
+
+    def client_gone(self, client: int) -> None:
+        """A client is not connected any more: what it was just submitting is dropped, it will begin again."""
+        self._intake.client_gone(client)
+
+    def _with_job(self, client: int, number: int, text: Any, then: Callable[[JobRecord], None]) -> None:
+        """Find a job by what a person typed."""
+        try:
+            ident = typed_job_id(text)
+        except (TypeError, ValueError) as error:
+            self._mesh.answer(client, number, None, str(error), "value" if isinstance(error, TypeError) else "unknown")
+            return
+
+        def found(record: Optional[JobRecord], error: Optional[JournalError]) -> None:
+            if error is not None:
+                self._mesh.answer(client, number, None, str(error), "journal")
+            elif record is None:
+                self._mesh.answer(
+                    client, number, None, f"there is no job {text!r} here; `gpumesh jobs` lists those there are", "unknown"
+                )
+            else:
+                then(record)
+
+        self._journal.read(lambda reader: reader.job(ident), found)
+
+    def _change(self, client: int, message: ChangeJob, record: JobRecord) -> None:
+        if message.what in ("cancel", "kill"):
+            self._cancel(client, message.number, record, force=message.what == "kill")
+        elif message.what == "retry":
+            self._retry(client, message.number, record)
+        else:
+            self._mesh.answer(client, message.number, None, f"a job cannot be told to {message.what!r}", "value")
+
+    def _cancel(self, client: int, number: int, record: JobRecord, *, force: bool) -> None:
+        active = self._active.get(record.id)
+        if active is None:
+            self._mesh.answer(client, number, {"count": 0})
+            return
+        is_new = not active.job.is_cancelled
+        rows, others = self._book.cancel(active.job)
+        count = others + len(rows) if is_new else 0
+
+        def synced(error: Optional[JournalError]) -> None:
+            if error is None:
+                self._mesh.answer(client, number, {"count": count})
+            else:
+                self._mesh.answer(client, number, None, str(error), "journal")
+
+        self._journal.cancel_pending(active.job.id, CANCELLED, status=CANCELLED, on_synced=synced)
+        if is_new:
+            self._mesh.note_job("cancelled", f"job {active.job.id} ({active.spec.name}) is cancelled", active.job.id)
+        self._mesh.cancel_script_tasks(rows, force=force)
+        self._changed(active)
+        self._finish_if_done(active)
+        self.feed()
+
+    def _retry(self, client: int, number: int, record: JobRecord) -> None:
+        active = self._active.get(record.id)
+        if active is not None:
+            self._retry_now(client, number, active)
+            return
+        if not (record.counts.get(FAILED) or record.counts.get(CANCELLED)):
+            self._mesh.answer(client, number, {"count": 0})
+            return
+
+        def found(pair: Optional[Tuple[Optional[JobRecord], Optional[bytes]]], error: Optional[JournalError]) -> None:
+            fresh, folder = pair if pair is not None else (None, None)
+            if fresh is None:
+                self._mesh.answer(client, number, None, str(error or f"job {record.id} is gone"), "journal")
+                return
+            active = self._active.get(fresh.id)  # Somebody else may have retried it meanwhile.
+            try:
+                self._retry_now(client, number, active or self._activate(fresh, folder, is_retry=True))
+            except JournalError as broken:
+                self._mesh.answer(client, number, None, str(broken), "journal")
+
+        self._journal.read(
+            lambda reader: (reader.job(record.id), reader.code(record.code)), found
+        )  # Its folder is needed again.
+
+    def _retry_now(self, client: int, number: int, active: Active) -> None:
+        job = active.job
+        count = self._book.retry(job)
+
+        def synced(error: Optional[JournalError]) -> None:
+            if error is None:
+                self._mesh.answer(client, number, {"count": count})
+                self.feed()
+                return
+            self._mesh.answer(client, number, None, str(error), "journal")
+            self._journal.read(lambda reader: reader.job(job.id), self._not_retried)
+
+        self._journal.retry_job(job.id, (FAILED, CANCELLED), status=PENDING, on_synced=synced)
+        self._changed(active)
+
+    def _not_retried(self, record: Optional[JobRecord], error: Optional[JournalError]) -> None:
+        """The journal refused: what it says is how things are."""
+        active = self._active.get(record.id) if record is not None else None
+        if active is None or record is None:
+            return
+        for state in active.job.ended:
+            active.job.ended[state] = record.counts.get(state, 0)
+        self._finish_if_done(active)
+
+    # --- what clients ask
+
+    def _list(self, client: int, number: int) -> None:
+        def found(records: Optional[List[JobRecord]], error: Optional[JournalError]) -> None:
+            if error is not None:
+                self._mesh.answer(client, number, None, str(error), "journal")
+                return
+            running = self._running()
+            views: List[Dict[str, Any]] = []
+            for record in reversed(records or []):
+                active = self._active.get(record.id)
+                views.append(record_view(record) if active is None else self._view(active, running.get(record.id, 0)))
+            self._mesh.answer(client, number, views)
+
+        self._journal.read(lambda reader: reader.jobs(), found)
+
+    def _tell(self, client: int, query: Query, arguments: Dict[str, Any], record: JobRecord) -> None:
+        active = self._active.get(record.id)
+        if query.what == "job":
+            self._mesh.answer(client, query.number, self._current_view(active, record))
+        elif query.what == "job-tasks":
+            self._tell_tasks(client, query.number, record, first=_count(arguments.get("first")))
+        elif query.what == "job-logs":
+            self._tell_logs(client, query.number, record, task=arguments.get("task"), since=_count(arguments.get("since")))
+        elif active is None:
+            self._mesh.answer(client, query.number, self._current_view(None, record))
+        else:
+            self._wait(client, query.number, active, seen=_count(arguments.get("seen")))
+
+    def _current_view(self, active: Optional[Active], record: JobRecord) -> Dict[str, Any]:
+        if active is None:
+            return {**record_view(record), "version": 0}
+        return self._view(active, self._running().get(record.id, 0))
+
+    def _view(self, active: Active, running: int) -> Dict[str, Any]:
+        job = active.job
+        view = job_view(
+            active.spec,
+            state=job.state(running),
+            counts=job.counts(running),
+            submitted=active.submitted,
+            ended=0.0,
+            notices=list(active.notices),
+        )
+        return {**view, "version": active.version}
+
+    def _running(self) -> Dict[str, int]:
+        """How many tasks of each job are being executed."""
+        counts: Dict[str, int] = {}
+        for row in self._mesh.executing_scripts():
+            job = self._book.job_of(row)
+            if job is not None:
+                counts[job.id] = counts.get(job.id, 0) + 1
+        return counts
+
+    def _tell_tasks(self, client: int, number: int, record: JobRecord, *, first: int) -> None:
+        def found(tasks: Optional[List[TaskRecord]], error: Optional[JournalError]) -> None:
+            if error is not None:
+                self._mesh.answer(client, number, None, str(error), "journal")
+                return
+            tasks = tasks or []
+            active = self._active.get(record.id)
+            executing = self._mesh.executing_scripts() if active is not None else {}
+            views = [self._task_view(task, record.first_row, active, executing) for task in tasks]
+            next_place = first + len(views)
+            self._mesh.answer(
+                client, number, {"tasks": views, "next": next_place if tasks and next_place < record.tasks else -1}
+            )
+
+        self._journal.read(
+            lambda reader: reader.tasks(record.id, first=first, limit=JOB_PAGE_TASKS, max_bytes=JOB_PAGE_BYTES, payloads=True),
+            found,
+        )
+
+    def _task_view(
+        self, task: TaskRecord, first_row: int, active: Optional[Active], executing: Dict[int, Tuple[str, int, float]]
+    ) -> Dict[str, Any]:
+        view = task_view(task, first_row)
+        if active is None or task.row not in active.job.fed:
+            return view
+        where = executing.get(task.row)
+        failed = self._attempts_before(task.row)
+        view.update(status=PENDING, result=None, error=None, worker="", hostname="", attempts=failed)
+        if where is not None:
+            worker, _, seconds = where
+            view.update(status=RUNNING, worker=worker, hostname=self._mesh.host_of(worker), seconds=seconds)
+        return view
+
+    def _attempts_before(self, row: int) -> List[Dict[str, Any]]:
+        """Attempts of a task with the scheduler that have failed."""
+        now = [
+            attempt_view(each.get("worker", ""), each.get("hostname", ""), int(each.get("status", Status.LOST)), each)
+            for each in self._mesh.failed_attempts(row)
+        ]
+        return [*self._earlier.get(row, ()), *now]
+
+    def _tell_logs(self, client: int, number: int, record: JobRecord, *, task: Any, since: int) -> None:
+        row: Optional[int] = None
+        if task is not None:
+            if isinstance(task, bool) or not isinstance(task, int) or not 0 <= task < record.tasks:
+                text = f"job {record.id} has the tasks 0 to {record.tasks - 1}, not {task!r}"
+                self._mesh.answer(client, number, None, text, "value")
+                return
+            row = record.first_row + task
+
+        def found(parts: Optional[List[Any]], error: Optional[JournalError]) -> None:
+            if error is not None:
+                self._mesh.answer(client, number, None, str(error), "journal")
+                return
+            told = [(part[0], part[1] - record.first_row, part[2], part[3], part[4]) for part in parts or ()]
+            self._mesh.answer(client, number, told)
+
+        self._journal.read(lambda reader: reader.job_log(record.id, row=row, after=since, max_bytes=JOB_PAGE_BYTES), found)
+
+    # --- waiting for news
+
+    def _wait(self, client: int, number: int, active: Active, *, seen: int) -> None:
+        if seen != active.version and active.timer is None:
+            self._mesh.answer(client, number, self._view(active, self._running().get(active.job.id, 0)))
+            return
+        waiter = _Waiter(client, number, seen)
+        active.waiters.append(waiter)
+        waiter.timer = self._loop.call_later(JOB_WAIT_SECONDS, self._give_news, active, waiter)
+
+    def _give_news(self, active: Active, waiter: _Waiter) -> None:
+        if waiter in active.waiters:
+            active.waiters.remove(waiter)
+            self._mesh.answer(waiter.client, waiter.number, self._view(active, self._running().get(active.job.id, 0)))
+
+    def _changed(self, active: Active) -> None:
+        active.version += 1
+        if active.waiters and active.timer is None:
+            active.timer = self._loop.call_later(JOB_NEWS_SECONDS, self._on_news, active)
+
+    def _on_news(self, active: Active) -> None:
+        active.timer = None
+        self._answer_waiters(active, self._view(active, self._running().get(active.job.id, 0)))
+
+    def _answer_waiters(self, active: Active, view: Dict[str, Any]) -> None:
+        waiters, active.waiters = active.waiters, []
+        for waiter in waiters:
+            if waiter.timer is not None:
+                waiter.timer.cancel()
+            self._mesh.answer(waiter.client, waiter.number, view)
+
+    # --- jobs come and go
+
+    def _activate(self, record: JobRecord, folder: Optional[bytes], *, is_retry: bool = False) -> Active:
+        """A job of the journal becomes active."""
+        spec = job_of_record(record)
+        if spec.variants and folder is None:
+            raise JournalError(f"the database does not hold the folder that the script of job {record.id} is in")
+        active = self.admit(spec, record.first_row, record.submitted, unpack_code(folder) if folder else ())
+        job = active.job
+        for state in job.ended:
+            job.ended[state] = record.counts.get(state, 0)
+        job.is_cancelled = record.status == CANCELLED and not is_retry
+        job.has_started = any(job.ended.values())
+        return active
+
+    def admit(self, spec: JobSpec, first_row: int, submitted: float, parts: Parts) -> Active:
+        """A job becomes active: the scheduler hears of its specs."""
+        functions = list(dict.fromkeys(variant.function for variant in spec.variants))
+        users = self._code_users
+        self._mesh.define_script_code(
+            [part for part in parts if part[0] not in users], [each for each in functions if each not in users]
+        )
+        digests = [*(part[0] for part in parts), *functions]
+        for digest in digests:
+            users[digest] = users.get(digest, 0) + 1
+        numbers: List[int] = []
+        for variant in spec.variants:
+            number = self._specs.get(variant)
+            if number is None:
+                number = self._specs[variant] = len(self._specs) + 1
+                self._mesh.define_script(number, variant)
+            numbers.append(number)
+        priority = spec.variants[0].priority if spec.variants else 0
+        job = Job(spec.job, first_row, spec.count, priority=priority)
+        active = self._active[spec.job] = Active(job, spec, submitted, numbers, digests)
+        self._book.add(job)
+        return active
+
+    def accepted(self, active: Active) -> None:
+        """A new job is on disk."""
+        spec = active.spec
+        what = f"job {spec.job} ({spec.name}): {spec.count} tasks of {spec.script}, submitted by {spec.client}"
+        self._mesh.note_job("accepted", what, spec.job)
+        if not self._finish_if_done(active):
+            self.feed()
+
+    def _finish_if_done(self, active: Active) -> bool:
+        job = active.job
+        if not job.is_finished or self._active.get(job.id) is not active:
+            return False
+        ended = self._wall()
+        state = job.state(0)
+        view = job_view(
+            active.spec,
+            state=state,
+            counts=job.counts(0),
+            submitted=active.submitted,
+            ended=ended,
+            notices=list(active.notices),
+        )
+        self._book.finish(job.id)
+        del self._active[job.id]
+        if active.timer is not None:
+            active.timer.cancel()
+        self._let_go_of_code(active)
+
+        def synced(error: Optional[JournalError]) -> None:
+            self._answer_waiters(active, {**view, "version": 0})
+
+        self._journal.finish_job(job.id, state, ended, synced)
+        counts = job.counts(0)
+        told = ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "no tasks"
+        self._mesh.note_job("finished", f"job {job.id} ({active.spec.name}) has finished: {told}", job.id)
+        return True
+
+    def _let_go_of_code(self, active: Active) -> None:
+        unused: List[bytes] = []
+        for digest in active.digests:
+            self._code_users[digest] -= 1
+            if not self._code_users[digest]:
+                del self._code_users[digest]
+                unused.append(digest)
+        self._mesh.forget_script_code(unused)
+        if not self._active:
+            self._specs = {}
+            self._mesh.no_scripts_left()
+
+    # --- tasks to the scheduler
+
+    def feed(self) -> None:
+        """Read what is to run next, as far as there is room."""
+        journal = self._journal
+        if self._is_closed or journal.trouble is not None or journal.is_pressed:
+            return  # What has ended could not be kept.
+        for page in self._book.wanted():
+            self._read_page(page)
+
+    def _read_page(self, page: Wanted) -> None:
+        def read(reader: JournalReader) -> List[TaskRecord]:
+            return reader.pending(page.job, after=page.after, limit=page.limit, max_bytes=page.limit_bytes)
+
+        self._journal.read(read, lambda tasks, error: self._on_page(page, tasks or [], error))
+
+    def _on_page(self, page: Wanted, tasks: List[TaskRecord], error: Optional[JournalError]) -> None:
+        if error is not None:
+            logger.warning("the tasks of job %s cannot be read (%s); trying again", page.job, error)
+            self._book.unread(page)
+            if self._retry_timer is None and not self._is_closed:
+                self._retry_timer = self._loop.call_later(AGAIN_SECONDS, self._feed_again)
+            return
+        sizes = [(task.row, len(task.payload or b"")) for task in tasks]
+        active = self._active.get(page.job)
+        is_last = not tasks or (active is not None and tasks[-1].row == active.job.first + active.job.total - 1)
+        fresh = set(self._book.read(page, sizes, is_last=is_last))
+        self._run([task for task in tasks if task.row in fresh], again=False)
+        if not is_last:
+            self.feed()
+
+    def _feed_again(self) -> None:
+        self._retry_timer = None
+        self.feed()
+
+    def _run(self, tasks: List[TaskRecord], *, again: bool) -> None:
+        """Give tasks to the scheduler, those of one spec together."""
+        runs: List[Tuple[int, List[int], List[Any]]] = []
+        for task in tasks:
+            number = self._active[task.job_id].numbers[task.variant]
+            if not runs or runs[-1][0] != number:
+                runs.append((number, [], []))
+            payload = task.payload or b""
+            runs[-1][1].append(task.row)
+            runs[-1][2].append(payload if len(payload) <= INLINE_VALUE_BYTES else OutOfBand([payload]))
+            if task.history:
+                self._earlier[task.row] = json.loads(task.history)
+        for number, rows, payloads in runs:
+            self._mesh.run_script_tasks(number, rows, payloads, again=again)
+
+    def started(self, rows: Sequence[int]) -> None:
+        """These were given to workers."""
+        for row in rows:
+            job = self._book.job_of(row)
+            if job is not None:
+                job.has_started = True
+                self._changed(self._active[job.id])
+        self._journal.mark_started(rows)
+
+    # --- and back
+
+    def ended(self, worker: str, results: Sequence[Tuple[int, int, Any, float]]) -> None:
+        """Tasks have ended, as a Deliver says, or (with a dict each) a Fail."""
+        now = self._wall()
+        ends: List[TaskEnd] = []
+        concerned: Dict[str, Active] = {}
+        where = (worker, self._mesh.host_of(worker) if worker else "")
+        for row, status, payload, seconds in results:
+            earlier = self._attempts_before(row)
+            end = task_end(row, status, payload, seconds, now=now, earlier=earlier, where=where)
+            self._earlier.pop(row, None)
+            job, state = self._book.ended(row, end.status)
+            if job is None:
+                continue
+            concerned[job.id] = self._active[job.id]
+            if state != PENDING:
+                ends.append(end)
+        rows = [result[0] for result in results]
+
+        def synced(error: Optional[JournalError]) -> None:
+            if error is None:
+                self._mesh.results_kept(rows)
+            self.feed()
+
+        self._journal.end_tasks(ends, synced)
+        for active in concerned.values():
+            self._changed(active)
+            self._finish_if_done(active)
+
+    def noticed(self, row: int, text: str) -> None:
+        """The scheduler has something to say of a task that goes on."""
+        job = self._book.job_of(row)
+        if job is not None:
+            active = self._active[job.id]
+            active.notices[text] = None
+            self._changed(active)
+
+    def wrote(self, row: int, stream: int, data: bytes) -> None:
+        """A task has written to its standard output (1) or error (2)."""
+        if self._book.job_of(row) is not None:
+            attempt = len(self._mesh.failed_attempts(row)) + len(self._earlier.get(row, ())) + 1
+            self._journal.append_log(row, attempt, stream, data)
+
+    def _on_trouble(self, error: Optional[JournalError]) -> None:
+        if error is None:
+            logger.warning("the database of jobs can be written again")
+            self.feed()
+        else:
+            logger.error("the database of jobs cannot be written: %s; no further task of a job is started until it can", error)
+
+
+def _count(value: Any) -> int:
+    """A number from a client's arguments; 0 for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
