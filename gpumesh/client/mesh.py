@@ -373,7 +373,7 @@ class GPUMesh:
         """What has happened to the mesh, oldest first: the last 1000 events, those before a restart of its coordinator included.
 
         Each has `number` (1, 2, ...), `time` (the coordinator's wall clock in UTC, ISO 8601), `kind` ("started", "joined", "returned",
-        "away", "left", "died", "retry", "paused", "resumed", "spilled", "refused", "accepted", "finished", "cancelled"), `text` for
+        "away", "left", "died", "retry", "paused", "unwell", "resumed", "spilled", "refused", "accepted", "finished", "cancelled"), `text` for
         people, and where they are known `worker`, `task`, `client` and `job`. Of a flood of one kind only some are told.
 
         Args:

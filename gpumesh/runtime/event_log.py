@@ -24,6 +24,7 @@ KINDS = (
     "died",  # A worker: it did not come back in time.
     "retry",  # A task runs again.
     "paused",  # A machine, by its owner; or its rules changed.
+    "unwell",  # A machine or a GPU of it: it takes no tasks.
     "resumed",
     "spilled",  # Objects, to disk.
     "refused",  # A peer.
