@@ -56,7 +56,7 @@ class Notice(NamedTuple):
 
 
 class Retrying(NamedTuple):
-    """An attempt failed with `status` on `worker` and the task runs again, as `attempt`."""
+    """An attempt failed with `status` on `worker` and the task runs again, now or later, or goes on elsewhere, as `attempt`."""
 
     task_id: int
     attempt: int

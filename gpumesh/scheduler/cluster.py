@@ -5,7 +5,7 @@
 Promises (invariants.py checks what can be seen between two events):
 
 1. A submitted task has exactly one end, a result in a Deliver or a Fail, unless its client leaves before.
-2. A task is in one place: waiting for inputs, ready in one queue, or assigned to one worker; an idempotent one may be assigned to more, at
+2. A task is in one place: waiting for inputs or for another try, ready in one queue, or assigned to one worker; an idempotent one may be assigned to more, at
    attempts of different numbers, of which the first that ends counts. A fact with another attempt number changes nothing.
 3. A task with `retries=0` is never assigned again once it may have started.
 4. No slot is free on a worker that could run something that is ready, unless it would end it after everybody else has ended (horizon.py).
@@ -45,6 +45,7 @@ from gpumesh.scheduler.actions import (
     WorkersChanged,
 )
 from gpumesh.scheduler.copies import choose_copies
+from gpumesh.scheduler.delays import Delayed, Delays, backoff_seconds
 from gpumesh.scheduler.dependencies import Dependencies, Waiting
 from gpumesh.scheduler.explanation import explain, is_version_mismatch
 from gpumesh.scheduler.horizon import may_take
@@ -89,8 +90,8 @@ UNCAPPED = 1 << 62  # More than any allowance.
 Returned = Tuple[Spec, int]
 """A task that goes back to the front of its queue."""
 
-Place = Union[Spec, Worker, Waiting]
-"""Where a task is: ready in the queue of its spec, on a worker, or waiting for its inputs."""
+Place = Union[Spec, Worker, Waiting, Delayed]
+"""Where a task is: ready in the queue of its spec, on a worker, waiting for its inputs, or until it may be tried again."""
 
 
 class Cluster:
@@ -104,6 +105,7 @@ class Cluster:
         self._queues = Queues()
         self._throughput = Throughput()
         self._supervision = Supervision()
+        self._delays = Delays()
         self._cancelled: Dict[int, None] = {}  # Assigned, and their client wants them ended.
         self._orphans: Dict[int, List[int]] = {}  # Task id -> attempts that still run somewhere for a client that left.
         self._stuck: Dict[Group, None] = {}  # Ready tasks and nobody who could run them.
@@ -153,6 +155,9 @@ class Cluster:
         due = math.inf if self._balance_at is None else self._balance_at
         if self._look_at is not None:
             due = min(due, self._look_at)
+        delay = self._delays.next_due()
+        if delay is not None:
+            due = min(due, delay)
         for group in self._stuck:
             due = min(due, group.due)
         return None if due == math.inf else due
@@ -160,6 +165,8 @@ class Cluster:
     def on_time(self, now: float) -> List[Action]:
         """Time has passed; early calls do no harm."""
         actions: List[Action] = []
+        if self._delays:
+            self._return(self._delays.due(now), now, actions)
         if self._balance_at is not None and self._balance_at <= now:
             self._balance(now, actions)
         if self._look_at is not None and self._look_at <= now:
@@ -196,6 +203,15 @@ class Cluster:
             self._tasks = {}
             self._cancelled = {}
 
+    def executing_of(self, client: ClientNumber, now: float) -> Dict[int, Tuple[WorkerId, int, float]]:
+        """Tasks of a client that may be executing: (worker, attempt, seconds since they were sent there) of each."""
+        found: Dict[int, Tuple[WorkerId, int, float]] = {}
+        for worker in self._workers.values():
+            for task_id, batch in worker.running():
+                if batch.spec.client.number == client:
+                    found[task_id] = (worker.id, batch.attempt, now - batch.assigned_at)
+        return found
+
     def state_of(self, task_id: int) -> TaskState:
         """Where a task is."""
         where = self._tasks.get(task_id)
@@ -203,6 +219,8 @@ class Cluster:
             return TaskState.GONE
         if type(where) is Waiting:
             return TaskState.WAITING
+        if type(where) is Delayed:
+            return TaskState.DELAYED
         return TaskState.ASSIGNED if type(where) is Worker else TaskState.READY
 
     # --- workers
@@ -265,7 +283,7 @@ class Cluster:
             spec.client.holding -= batch.charge
             if task_id in self._copies and self._drop_copy(worker, task_id):
                 if task_id in executing:
-                    self._supervision.note(task_id, worker.id, _LOST)
+                    self._note_strike(task_id, worker, _LOST, actions)
                 continue
             if self._cancelled and task_id in self._cancelled:
                 self._fail(spec, task_id, _CANCELLED, "cancelled", actions, worker=worker.id)
@@ -275,9 +293,9 @@ class Cluster:
                     reason = f"worker {where} was lost while it had the task: {event.reason}"
                     self._fail(spec, task_id, _LOST, reason, actions, worker=worker.id)
                     continue
-                actions.append(Retrying(task_id, self._supervision.attempt_of(task_id), worker.id, _LOST))
-            else:
-                self._supervision.give_back(task_id)
+                self._try_again(spec, task_id, worker, _LOST, returned, now, actions)
+                continue
+            self._supervision.give_back(task_id)
             returned.append((spec, task_id))
         self._throughput.forget(worker.id)
         self._return(returned, now, actions)
@@ -361,6 +379,8 @@ class Cluster:
                     self._stuck.pop(group, None)
         if self._dependencies:
             gone.extend(self._dependencies.drop_client(client))
+        if self._delays:
+            gone.extend(self._delays.drop_client(client))
         for task_id in gone:
             del self._tasks[task_id]
             self._supervision.forget(task_id)
@@ -886,7 +906,7 @@ class Cluster:
                 seconds_ran += seconds
                 if task_id == probe:
                     worker.observe_round_trip(now - found.assigned_at - seconds)
-            elif not self._ends(worker, found, task_id, status, returned, actions):
+            elif not self._ends(worker, found, task_id, status, returned, now, actions):
                 continue
             if is_odd and task_id in self._copies:
                 self._end_copies(worker, task_id, now, actions)
@@ -965,7 +985,14 @@ class Cluster:
             spec.function.observe(worker.id, worker.prior(spec.group.need), seconds / spec.scale, ran)
 
     def _ends(
-        self, worker: Worker, batch: Batch, task_id: int, status: int, returned: List[Returned], actions: List[Action]
+        self,
+        worker: Worker,
+        batch: Batch,
+        task_id: int,
+        status: int,
+        returned: List[Returned],
+        now: float,
+        actions: List[Action],
     ) -> bool:
         """Whether an attempt that did not run to its end is delivered as it is; if not, all that follows has been done."""
         spec = batch.spec
@@ -982,20 +1009,45 @@ class Cluster:
         worker.recalled.pop(task_id, None)
         if task_id in self._copies and self._drop_copy(worker, task_id):
             if status in (_RETRYABLE, _CRASHED):
-                self._supervision.note(task_id, worker.id, status)
+                self._note_strike(task_id, worker, status, actions)
             return False
         if self._cancelled and task_id in self._cancelled:
             self._fail(spec, task_id, _CANCELLED, "cancelled", actions, worker=worker.id)
             return False
         if status in (_NOT_RUN, _HANDED_BACK):
             self._supervision.give_back(task_id)
+            returned.append((spec, task_id))
         elif self._supervision.strike(task_id, worker.id, status, retries=spec.spec.retries):
-            actions.append(Retrying(task_id, self._supervision.attempt_of(task_id), worker.id, status))
+            self._try_again(spec, task_id, worker, status, returned, now, actions)
         else:
             self._supervision.forget(task_id)
             return True
-        returned.append((spec, task_id))
         return False
+
+    def _try_again(
+        self,
+        spec: Spec,
+        task_id: int,
+        worker: Worker,
+        status: int,
+        returned: List[Returned],
+        now: float,
+        actions: List[Action],
+    ) -> None:
+        """An attempt has failed here and is not the last one: the next is for now, or for later."""
+        actions.append(Retrying(task_id, self._supervision.attempt_of(task_id), worker.id, status))
+        wait = backoff_seconds(spec, self._supervision.strikes_of(task_id))
+        if wait:
+            self._tasks[task_id] = self._delays.add(task_id, spec, now + wait)
+        else:
+            returned.append((spec, task_id))
+
+    def _note_strike(self, task_id: int, worker: Worker, status: int, actions: List[Action]) -> None:
+        """An attempt has failed here while another goes on."""
+        self._supervision.note(task_id, worker.id, status)
+        other = self._tasks[task_id]
+        assert isinstance(other, Worker), task_id
+        actions.append(Retrying(task_id, other.assigned[task_id].attempt, worker.id, status))
 
     def _on_larger_cards(self, worker: Worker, batch: Batch) -> Optional[Spec]:
         """What a task is to be tried again as whose card's memory did not suffice; None if nobody has a larger one."""
@@ -1077,6 +1129,9 @@ class Cluster:
             if isinstance(where, Waiting):
                 self._dependencies.drop(task_id, where)
                 self._fail(where.spec, task_id, _CANCELLED, "cancelled before it started", actions)
+            elif isinstance(where, Delayed):
+                self._delays.drop(task_id)
+                self._fail(where.spec, task_id, _CANCELLED, "cancelled before it was tried again", actions)
             elif isinstance(where, Spec):
                 where.group.kill(where.client, task_id)
                 self._has_dead = True

@@ -44,6 +44,10 @@ def _check_places(cluster: Cluster) -> None:
         assert isinstance(waiting, Waiting), f"26: task {task_id} waits for others and is not in that state"
         assert waiting.missing == producers, f"26: task {task_id} and those that it waits for disagree"
         places.setdefault(task_id, []).append(waiting)
+    for task_id, delayed in cluster._delays:
+        assert cluster._tasks.get(task_id) is delayed, f"36: task {task_id} waits for another try and is not in that state"
+        places.setdefault(task_id, []).append(delayed)
+    cluster._delays.check()
     for task_id, found in places.items():
         where = cluster._tasks.get(task_id)
         copies = cluster._copies.get(task_id)

@@ -3,7 +3,7 @@
 A task has no object of its own while it waits: 100,000 pending tasks are ids in a queue, and one entry each in the table of tasks.
 
     (submitted) ──> READY ──assign──> ASSIGNED ──ended──> (gone)
-         │            ^ │                │ │
+         │            ^ │                │ │ └──failed──> DELAYED ──later──> READY
          └─> WAITING ─┤ (its inputs exist)
                       │ └──cancelled, infeasible, client gone──> (gone)
                       └──given back, failed but may be retried──┘
@@ -33,6 +33,7 @@ class TaskState(enum.Enum):
 
     WAITING = "waiting"
     READY = "ready"
+    DELAYED = "delayed"  # Failed, to be tried again later.
     ASSIGNED = "assigned"
     GONE = "gone"
 
@@ -44,6 +45,9 @@ TASK_MOVES: Dict[Tuple[TaskState, TaskState], str] = {
     (TaskState.WAITING, TaskState.GONE): "cancelled, one of these results will never be there, or its client left",
     (TaskState.READY, TaskState.ASSIGNED): "placed on a worker",
     (TaskState.READY, TaskState.GONE): "cancelled, infeasible for too long, or its client left",
+    (TaskState.ASSIGNED, TaskState.DELAYED): "failed, and may be retried after a while",
+    (TaskState.DELAYED, TaskState.READY): "the while is over",
+    (TaskState.DELAYED, TaskState.GONE): "cancelled, or its client left",
     (TaskState.ASSIGNED, TaskState.READY): "given back without having started, or failed and may be retried",
     (TaskState.ASSIGNED, TaskState.GONE): "ended, or its client left",
 }

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Tuple
 
+from gpumesh.config import ATTEMPTS_KEPT
 from gpumesh.model.ids import WorkerId
 from gpumesh.model.outcomes import Status
 
 
 class _History:
-    __slots__ = ("attempt", "strikes")
+    __slots__ = ("attempt", "count", "strikes")
 
     def __init__(self, attempt: int) -> None:
         self.attempt = attempt  # The number of the next attempt, or of the one under way.
-        self.strikes: List[Tuple[WorkerId, int]] = []
+        self.count = 0  # Of strikes ever.
+        self.strikes: List[Tuple[WorkerId, int]] = []  # Of very many the first and the newest.
+
+    def strike(self, worker: WorkerId, status: int) -> None:
+        self.count += 1
+        self.strikes.append((worker, status))
+        if len(self.strikes) > ATTEMPTS_KEPT:
+            del self.strikes[1]
 
 
 class Supervision:
@@ -53,17 +61,22 @@ class Supervision:
     def note(self, task_id: int, worker: WorkerId, status: int) -> None:
         """An attempt failed while another goes on: a strike that decides nothing now."""
         self._failed[task_id] = None
-        self._history(task_id).strikes.append((worker, status))
+        self._history(task_id).strike(worker, status)
 
     def strike(self, task_id: int, worker: WorkerId, status: int, *, retries: int) -> bool:
         """The attempt failed; whether the task may try again, and then its number has moved on."""
         history = self._history(task_id)
         self._failed[task_id] = None
-        history.strikes.append((worker, status))
-        if len(history.strikes) > retries:
+        history.strike(worker, status)
+        if history.count > retries:
             return False
         history.attempt += 1
         return True
+
+    def strikes_of(self, task_id: int) -> int:
+        """How many of its attempts have failed."""
+        history = self._histories.get(task_id)
+        return 0 if history is None else history.count
 
     def forget(self, task_id: int) -> None:
         """The task has ended."""

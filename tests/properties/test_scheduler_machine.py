@@ -47,6 +47,8 @@ SPECS = [
     TaskSpec(b"o" * 16, "two cards", Requirement("gpu", gpus=2.0), priority=1, retries=1),
     TaskSpec(b"p" * 16, "that card", Requirement("cuda:1", gpus=1.0), placement_timeout=3.0),
     TaskSpec(b"q" * 16, "actor on a card", Requirement("gpu", gpus=0.25), retries=0),
+    TaskSpec(b"r" * 16, "with pauses", backoff=0.5),
+    TaskSpec(b"r" * 16, "with long pauses", priority=1, retries=9, backoff=20.0),
 ]
 COPIED = [index for index, spec in enumerate(SPECS) if spec.idempotent and spec.retries]
 ENDS = [Status.OK] * 6 + [Status.RAISED, Status.RETRYABLE, Status.CRASHED, Status.TIMED_OUT, Status.HANDED_BACK]

@@ -30,6 +30,8 @@ class Life:
         self.strikes = 0  # Attempts that failed, at most: lost ones may not have started.
         self.has_started = False  # Some attempt may have.
         self.is_cancelled = False  # Its client has asked for that.
+        self.failures = 0  # Attempts of which it was told that they failed.
+        self.due = 0.0  # Before that it is not to be tried again.
 
 
 class Attempt:
@@ -265,9 +267,7 @@ class VirtualMesh:
                 for task_id in action.task_ids:
                     del self.open[task_id]
             elif isinstance(action, act.Retrying):
-                life = self.open[action.task_id]
-                assert life.spec.retries > 0, "a task that may run once is not tried again"
-                assert life.strikes > 0
+                self._retry(self.open[action.task_id], action)
             elif isinstance(action, act.Notice):
                 self.assert_nobody_can(self.open[action.task_id].spec)
             else:
@@ -295,12 +295,24 @@ class VirtualMesh:
                 assert len(places) <= MAX_COPIES
                 self.copies += 1
             assert not (spec.retries == 0 and life.has_started), "at most once"
+            assert self.now >= life.due, "tried again too early"
             assert not any((task_id, number) in other.attempts for other in self.workers.values()), (
                 "an attempt number used twice"
             )
             life.has_started = True
             worker.attempts[task_id, number] = Attempt(life, number, lease)
         worker.start()
+
+    def _retry(self, life: Life, action: act.Retrying) -> None:
+        assert life.spec.retries > 0, "a task that may run once is not tried again"
+        life.failures += 1
+        assert 0 < life.failures <= life.strikes, "told of failures that were none"
+        if any(held.life is life for worker in self.workers.values() for held in worker.attempts.values()):
+            return  # Another attempt goes on.
+        assert life.failures <= life.spec.retries, "tried too often"
+        if life.spec.backoff:
+            life.due = self.now + min(60.0, life.spec.backoff * 2 ** (life.failures - 1))
+            assert self.cluster.state_of(life.task_id) in (TaskState.DELAYED, TaskState.GONE)
 
     def _check_lease(self, worker: VirtualWorker, action: act.Assign) -> Tuple[Tuple[str, ...], int]:
         """The sums on the cards of a lease, when its first task comes."""

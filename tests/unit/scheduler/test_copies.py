@@ -274,7 +274,7 @@ def test_when_one_of_the_workers_is_lost_the_other_attempt_goes_on(
     mesh: ClusterUnderTest, gone: str, left: str, attempt: int
 ) -> None:
     copied(mesh, TWICE._replace(retries=1))
-    assert mesh.lose(gone) == [WorkersChanged(1)]
+    assert mesh.lose(gone) == [Retrying(task(0), attempt, WorkerId(gone), Status.LOST), WorkersChanged(1)]
     assert mesh.finish(left, task(0), attempt=attempt) == [delivered(left)]
 
 
@@ -289,7 +289,7 @@ def test_when_both_are_lost_the_task_is_tried_again_as_long_as_it_may(mesh: Clus
 def test_an_attempt_that_fails_beside_another_is_a_strike_that_counts_when_that_fails_too(mesh: ClusterUnderTest) -> None:
     spec = TWICE._replace(retries=1)
     copied(mesh, spec)
-    assert mesh.finish("fast", task(0), attempt=2, status=Status.CRASHED) == []
+    assert mesh.finish("fast", task(0), attempt=2, status=Status.CRASHED) == [Retrying(task(0), 1, FAST, Status.CRASHED)]
     assert mesh.finish("slow", task(0), attempt=1, status=Status.CRASHED) == [delivered("slow", Status.CRASHED)]
 
 
