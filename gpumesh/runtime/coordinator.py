@@ -15,7 +15,7 @@ from gpumesh.model.jobs import JOBS_CLIENT
 from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import Bundle, Later
 from gpumesh.model.records import NamedTuple
-from gpumesh.model.resources import facts_from_wire, readings_from_wire
+from gpumesh.model.resources import WorkerFacts, facts_from_wire, readings_from_wire, show_bytes
 from gpumesh.model.tasks import TaskSpec, spec_from_wire
 from gpumesh.protocol.connection import Closed, Connection, Established
 from gpumesh.protocol.messages import (
@@ -44,10 +44,12 @@ from gpumesh.protocol.messages import (
     WorkerReadings,
 )
 from gpumesh.runtime import settings, system
+from gpumesh.runtime.event_log import EventLog
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
 from gpumesh.runtime.link import PeerLink, Turn
 from gpumesh.runtime.loop import Alarm
 from gpumesh.runtime.object_service import ObjectService, awaited_tasks, is_payload, mentioned
+from gpumesh.runtime.worker_events import note_changes
 from gpumesh.scheduler import actions as act
 from gpumesh.scheduler import events as ev
 from gpumesh.scheduler.cluster import Cluster
@@ -67,9 +69,11 @@ TRIM_SECONDS = 0.3  # When the last results have left.
 
 
 class _Worker:
-    __slots__ = ("ident", "link", "functions", "specs", "label")
+    __slots__ = ("ident", "link", "functions", "specs", "label", "facts", "is_leaving")
 
     def __init__(self, ident: WorkerId, link: PeerLink, label: str) -> None:
+        self.facts: Optional[WorkerFacts] = None  # As it told them last.
+        self.is_leaving = False
         self.ident = ident
         self.link = link
         self.label = label
@@ -146,6 +150,8 @@ class Coordinator:
             on_settled=self._on_object_settled,
             tell=lambda news: self._perform(self._cluster.handle(news, self._loop.time())),
         )
+        self.events = _event_log(journal)
+        self._objects.on_spilled = self._on_spilled
         self._healthy = 0
         self._ended = 0
         self._is_trim_due = False
@@ -160,6 +166,7 @@ class Coordinator:
         """Serve on a listening socket, which is ours from now on."""
         listener.setblocking(False)
         self._server = await self._loop.create_server(self._accept, sock=listener)
+        self.events.note("started", f"the coordinator of mesh {self.mesh} has started")
 
     async def stop(self) -> None:
         """Close every connection and the port."""
@@ -243,6 +250,9 @@ class Coordinator:
             worker = link.peer = _Worker(ident, link, facts.hostname)
             self._workers[ident] = worker
             logger.info("worker %s (%s, %d slots) joined from %s", ident, facts.hostname, facts.slots, link.address)
+            words = f"worker {ident} ({facts.hostname}, {facts.slots} slots) joined from {link.address}"
+            self.events.note("joined", words, worker=ident)
+            self._note_facts(worker, facts)
             is_near = link.is_local and facts.hostname == socket.gethostname()
             self._perform(self._cluster.handle(ev.WorkerConnected(ident, facts, is_near), now))
         elif kind is RegisterClient and role == "client":
@@ -266,6 +276,7 @@ class Coordinator:
 
     def _refuse(self, link: PeerLink, reason: str, text: str) -> None:
         logger.warning("refused %s: %s", link.address, text)
+        self.events.note("refused", f"refused {link.address}: {text}")
         self._strangers.pop(link, None)
         self._links.discard(link)
         peer = link.peer
@@ -276,6 +287,7 @@ class Coordinator:
         self._links.discard(link)
         if self._strangers.pop(link, link) is None and closed.error is not None:
             logger.warning("refused %s: %s", link.address, closed.reason)
+            self.events.note("refused", f"refused {link.address}: {closed.reason}")
         self._lose(peer, closed.reason)
 
     def _lose(self, peer: Optional[_Peer], reason: str) -> None:
@@ -288,6 +300,8 @@ class Coordinator:
         if self._workers.get(worker.ident) is worker:
             del self._workers[worker.ident]
             logger.info("worker %s (%s) left: %s", worker.ident, worker.label, reason)
+            kind, word = ("left", "has left") if worker.is_leaving else ("died", "is lost")
+            self.events.note(kind, f"worker {worker.ident} ({worker.label}) {word}: {reason}", worker=worker.ident)
             self._lost = (worker, reason)
             self._perform(self._cluster.handle(ev.WorkerLost(worker.ident, reason), self._loop.time()))
             self._lost = None
@@ -414,6 +428,7 @@ class Coordinator:
             except ValueError as error:
                 self._refuse(worker.link, "protocol", str(error))
                 return
+            self._note_facts(worker, facts)
             self._perform(self._cluster.handle(ev.WorkerChanged(worker.ident, facts), now))
         elif kind is WorkerReadings:
             try:
@@ -424,6 +439,7 @@ class Coordinator:
             self._perform(self._cluster.handle(ev.CardsMeasured(worker.ident, readings), now))
         elif kind is WorkerDraining:
             logger.info("worker %s (%s) is leaving: %s", worker.ident, worker.label, message.reason)
+            worker.is_leaving = True
             self._perform(self._cluster.handle(ev.WorkerDraining(worker.ident), now))
         elif self._objects.is_mine(kind):
             problem = self._objects.handle(worker.ident, worker.link, worker.label, message)
@@ -511,12 +527,26 @@ class Coordinator:
             client.link.send(Answer(query.number, self._cluster.snapshot(self._loop.time()), ""))
         elif query.what == "waiting":
             client.link.send(Answer(query.number, self._cluster.waiting(self._loop.time()), ""))
+        elif query.what == "events":
+            since = query.arguments.get("since")
+            client.link.send(Answer(query.number, self.events.since(since if type(since) is int else 0), ""))
         elif query.what == "objects":
             client.link.send(Answer(query.number, {**self._objects.usage(), "objects": self._objects.views()}, ""))
         elif query.what == "jobs" or query.what.startswith("job-") or query.what == "job":
             self._open_jobs().on_message(client.number, query)
         else:
             client.link.send(Answer(query.number, None, f"this coordinator knows nothing of {query.what!r}"))
+
+    def _note_facts(self, worker: _Worker, facts: WorkerFacts) -> None:
+        note_changes(self.events, worker.ident, worker.facts, facts)
+        worker.facts = facts
+
+    def _on_spilled(self, nbytes: int, failure: Optional[OSError]) -> None:
+        size = show_bytes(nbytes)
+        if failure is None:
+            self.events.note("spilled", f"an object of {size} went from the coordinator's memory to its disk")
+        else:
+            self.events.note("spilled", f"an object of {size} could not go to disk: {failure.strerror or failure}")
 
     # --- actions to messages
 
@@ -559,7 +589,11 @@ class Coordinator:
         for result in self._incoming:
             if result[0] == action.task_id and isinstance(result[3], dict):
                 details = result[3]
-        self._history.setdefault(action.task_id, []).append(self._attempt(action.worker, int(action.status), details))
+        attempt = self._attempt(action.worker, int(action.status), details)
+        self._history.setdefault(action.task_id, []).append(attempt)
+        reason = str(attempt.get("reason") or Status(action.status).name.lower().replace("_", " "))
+        words = f"task {action.task_id:x} runs again (attempt {action.attempt}), for on {attempt['worker']}: {reason}"
+        self.events.note("retry", words, task=action.task_id, worker=action.worker)
 
     def _attempt(self, ident: str, status: int, details: Dict[str, Any]) -> Dict[str, Any]:
         """A failed attempt for people."""
@@ -754,6 +788,7 @@ class Coordinator:
     def note_job(self, kind: str, text: str, job: str) -> None:
         """Something for people has happened to a job: "accepted", "finished" or "cancelled"."""
         logger.info("%s", text)
+        self.events.note(kind, text, job=job)
 
     def _tell(self, event: Any) -> None:
         self._perform(self._cluster.handle(event, self._loop.time()))
@@ -786,6 +821,17 @@ class Coordinator:
 
     def _on_time(self, now: float) -> None:
         self._perform(self._cluster.on_time(now))
+
+
+def _event_log(journal: Optional[Journal]) -> EventLog:
+    """Events of before, if a journal has kept them, and where to keep those to come."""
+    if journal is None:
+        return EventLog()
+    reader = journal.reader()
+    try:
+        return EventLog(reader.events(), keep=journal.note_event)
+    finally:
+        reader.close()
 
 
 def _wrong_with_ids(task_ids: Any, client: int) -> str:
