@@ -348,7 +348,8 @@ class GPUMesh:
         """The tasks that wait at the coordinator, one dict for each client and requirement.
 
         Each has `functions` (names), `needs`, `count`, `client`, `state` and `reason`: the state is "infeasible" where no worker
-        that is connected can ever run them, and then the reason says what each lacks; else it is "queued".
+        that is connected can ever run them, and then the reason says what each lacks; "delayed" for those that have failed and
+        are tried again after their `backoff`, and then the reason says when; else it is "queued".
 
         Raises:
             MeshUnavailableError: Nobody answers.

@@ -183,7 +183,11 @@ class Cluster:
 
     def waiting(self, now: float) -> List[Dict[str, Any]]:
         """One dict for each client's ready tasks of one requirement; the shape of `mesh.waiting()`."""
-        return waiting_views(self._queues.ready(now), list(self._workers.values()))
+        return waiting_views(self._queues.ready(now), list(self._workers.values()), self._delays, now)
+
+    def attempts_of(self, task_id: int) -> List[Dict[str, Any]]:
+        """A pending task's failed attempts, oldest first, of very many the first and the newest; one dict each: `worker`, `status`."""
+        return self._supervision.attempts(task_id)
 
     def assigned_count(self) -> int:
         """Attempts that workers have not reported yet."""

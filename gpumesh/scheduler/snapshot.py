@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from gpumesh.model.resources import CardReading, DeviceFacts, WorkerFacts, facts_as_dict, show_requirement
 from gpumesh.scheduler.cards import CardUsage
+from gpumesh.scheduler.delays import Delayed
 from gpumesh.scheduler.explanation import explain
 from gpumesh.scheduler.queues import Group, Lane
-from gpumesh.scheduler.states import Worker
+from gpumesh.scheduler.states import Spec, Worker
 
 QUEUED = "queued"
 INFEASIBLE = "infeasible"
+DELAYED = "delayed"
 
 
 def worker_views(workers: Iterable[Worker]) -> List[Dict[str, Any]]:
@@ -22,12 +24,30 @@ def worker_views(workers: Iterable[Worker]) -> List[Dict[str, Any]]:
     return [_worker_view(worker) for worker in workers]
 
 
-def waiting_views(groups: Iterable[Group], workers: Sequence[Worker]) -> List[Dict[str, Any]]:
+def waiting_views(
+    groups: Iterable[Group], workers: Sequence[Worker], delays: Iterable[Tuple[int, Delayed]], now: float
+) -> List[Dict[str, Any]]:
     """One dict for each client's ready tasks of each requirement: `functions`, `needs`, `count`, `client`, `state`, `reason`.
 
-    The state is "infeasible" where nobody who is connected can ever run them, and `reason` says why; else "queued".
+    The state is "infeasible" where nobody who is connected can ever run them, and `reason` says why; else "queued". Behind them the same of
+    those that have failed and are tried again later, "delayed", one for each function; `reason` says when.
     """
-    return [_waiting_view(group, lane, workers) for group in groups for lane in group.lanes.values() if lane.count]
+    views = [_waiting_view(group, lane, workers) for group in groups for lane in group.lanes.values() if lane.count]
+    waits: Dict[Spec, List[float]] = {}
+    for _, delayed in delays:
+        waits.setdefault(delayed.spec, []).append(max(0.0, delayed.due - now))
+    return views + [_delayed_view(spec, found) for spec, found in waits.items()]
+
+
+def _delayed_view(spec: Spec, waits: List[float]) -> Dict[str, Any]:
+    return {
+        "functions": [spec.spec.name],
+        "needs": show_requirement(spec.group.need),
+        "count": len(waits),
+        "client": spec.client.name,
+        "state": DELAYED,
+        "reason": f"failed before; the next is tried again in {min(waits):.1f} s",
+    }
 
 
 def _waiting_view(group: Group, lane: Lane, workers: Sequence[Worker]) -> Dict[str, Any]:
