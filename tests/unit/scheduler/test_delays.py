@@ -82,9 +82,8 @@ def test_a_task_that_failed_is_tried_again_when_its_pause_is_over(mesh: ClusterU
 
 
 def test_only_the_one_that_failed_waits(mesh: ClusterUnderTest) -> None:
-    mesh.learn(0.001, spec=SPEC)
-    mesh.connect("w1")
-    mesh.submit(3, SPEC)
+    mesh.learn(0.001, spec=SPEC, worker="w1")
+    assert mesh.submit(3, SPEC) == [Assign(W1, SPEC, [(task(0), 1), (task(1), 1), (task(2), 1)])]
 
     actions = mesh.at(1.0).lose("w1")
 
