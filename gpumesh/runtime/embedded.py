@@ -272,8 +272,10 @@ class CoordinatorHandle:
         """End it. Clients and workers lose their connection. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            thread.call(self._coordinator.stop, timeout=5.0)
-            thread.stop()
+            try:
+                thread.call(self._coordinator.stop, timeout=5.0)
+            finally:
+                thread.stop()
 
     def __enter__(self) -> CoordinatorHandle:
         return self

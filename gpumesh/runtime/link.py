@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
-from gpumesh.config import OUTBOX_PAUSE_BYTES, UNSENT_KERNEL_BYTES
+from gpumesh.config import GOODBYE_SECONDS, OUTBOX_PAUSE_BYTES, UNSENT_KERNEL_BYTES
 from gpumesh.protocol.connection import Closed, Connection
 
 logger = logging.getLogger(__name__)
@@ -29,11 +29,12 @@ class Turn:
     what comes from several peers at once leaves in one write.
     """
 
-    __slots__ = ("is_running", "waiting")
+    __slots__ = ("is_running", "waiting", "open")
 
     def __init__(self) -> None:
         self.is_running = False
         self.waiting: List[PeerLink] = []
+        self.open: Dict[PeerLink, None] = {}  # Those whose socket is open, also after their last event.
 
     def end(self) -> None:
         """Flush what has little to say; the others are due in the loop's next round.
@@ -44,6 +45,20 @@ class Turn:
         waiting, self.waiting = self.waiting, []
         for link in reversed(waiting):
             link.flush_or_defer()
+
+    async def all_gone(self, links: Iterable[PeerLink]) -> None:
+        """Wait until these links and all that were closed before have no socket: their loop can be closed then.
+
+        Whoever has not read what was sent to him within GOODBYE_SECONDS is not reading: his socket is closed then.
+        """
+        leaving = list(dict.fromkeys([*links, *self.open]))
+        if not leaving:
+            return
+        _, waiting = await asyncio.wait([link.when_gone() for link in leaving], timeout=GOODBYE_SECONDS)
+        for link in leaving:
+            link.abort()
+        if waiting:
+            await asyncio.wait(waiting, timeout=GOODBYE_SECONDS)
 
 
 class PeerLink(asyncio.BufferedProtocol):
@@ -62,6 +77,7 @@ class PeerLink(asyncio.BufferedProtocol):
         self._on_events = on_events
         self._turn = turn
         self._transport: Optional[asyncio.Transport] = None
+        self._is_gone = False
         self._gone: Optional[asyncio.Future[None]] = None  # Resolved when the socket is closed, if anybody asked.
         self._is_flush_due = False
         self._is_lazy_flush_due = False
@@ -86,7 +102,10 @@ class PeerLink(asyncio.BufferedProtocol):
             mine = transport.get_extra_info("sockname")
             self.is_local = isinstance(mine, tuple) and mine[0] == name[0]
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)  # type: ignore[union-attr]
+        self._turn.open[self] = None
         self._flush()
+        if self._is_closed:  # While it was being accepted.
+            self._close_transport()
         self._arm()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -125,6 +144,8 @@ class PeerLink(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Optional[Exception]) -> None:
         self._transport = None
+        self._turn.open.pop(self, None)
+        self._is_gone = True
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
         self._emit(self.connection.receive_eof(self._loop.time()))
@@ -198,7 +219,7 @@ class PeerLink(asyncio.BufferedProtocol):
         """Resolved once the socket is closed, which takes as long as the peer takes to read what was sent before."""
         if self._gone is None:
             self._gone = self._loop.create_future()
-            if self._transport is None:
+            if self._is_gone:
                 self._gone.set_result(None)
         return self._gone
 
@@ -216,9 +237,16 @@ class PeerLink(asyncio.BufferedProtocol):
 
     def _hang_up(self) -> None:
         self._flush()
-        if self._transport is not None:
-            self._transport.close()
         self._finish()
+        self._close_transport()
+
+    def _close_transport(self) -> None:
+        """Let the peer read what was sent, for as long as a goodbye may take."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.close()
+        if self._transport.get_write_buffer_size():
+            self._loop.call_later(GOODBYE_SECONDS, self.abort)
 
     def _emit(self, events: List[Any]) -> None:
         if not events:
@@ -228,8 +256,7 @@ class PeerLink(asyncio.BufferedProtocol):
         is_over = type(events[-1]) is Closed
         if is_over:
             self._flush()
-            if self._transport is not None:
-                self._transport.close()
+            self._close_transport()
         self._on_events(self, events)
         if is_over:
             self._finish()

@@ -63,6 +63,11 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.loop.run_until_complete(asyncio.wait(tasks))
 
     def call(self, make: Callable[[], Coroutine[Any, Any, T]], *, timeout: float) -> T:
         """Run a coroutine on the loop and wait for its value.
@@ -78,7 +83,7 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        """End the loop and its thread. Idempotent."""
+        """Cancel what still runs on the loop, then end it and its thread. Idempotent."""
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(5.0)
