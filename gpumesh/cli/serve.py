@@ -19,7 +19,7 @@ from gpumesh.cli.console import (
     set_gpu_score,
     set_object_limits,
 )
-from gpumesh.config import DEFAULT_PORT
+from gpumesh.config import DEFAULT_PORT, KEEP_JOBS_DAYS
 
 ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"
 
@@ -37,12 +37,23 @@ def serve(
     gpu_score: Optional[float] = GPU_SCORE,
     object_memory: Optional[str] = OBJECT_MEMORY,
     spill_dir: Optional[str] = SPILL_DIR,
+    db: Optional[str] = typer.Option(
+        None,
+        "--db",
+        metavar="FILE",
+        help="Where script jobs are kept; by default in this user's folder for data, one for each port.",
+    ),
+    keep_days: float = typer.Option(
+        KEEP_JOBS_DAYS, "--keep-days", min=0.0, metavar="DAYS", help="How long jobs are kept after they have ended."
+    ),
 ) -> None:
     """Start a mesh on this machine: others join it, and it works too.
 
     The secret comes from --token, --token-file or GPUMESH_TOKEN; without any, one is generated and shown, and used again when a mesh is
     started at the same address again. Address and secret are saved for this user, so that GPUMesh() and the other commands on this machine
     find the mesh by themselves.
+
+    Script jobs are kept in a database, and go on when a mesh is started with the same one again, whatever has ended it.
 
     Ctrl-C lets running tasks finish first; a second Ctrl-C stops at once.
     """
@@ -74,7 +85,19 @@ def serve(
         if host in ("127.0.0.1", "::1", "localhost"):
             typer.echo(f"Only this machine can reach {host}; to let others join, serve with --host 0.0.0.0")
 
-    raise typer.Exit(run_coordinator(host, port, secret, self_worker=self_worker, slots=slots, score=score, on_ready=announce))
+    raise typer.Exit(
+        run_coordinator(
+            host,
+            port,
+            secret,
+            self_worker=self_worker,
+            slots=slots,
+            score=score,
+            db=db,
+            keep_days=keep_days,
+            on_ready=announce,
+        )
+    )
 
 
 def _reachable(host: str) -> str:

@@ -9,7 +9,7 @@ import socket
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
-from gpumesh.config import PENDING_HANDSHAKES
+from gpumesh.config import ATTEMPTS_KEPT, PENDING_HANDSHAKES
 from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, SEQUENCE_LIMIT, ClientNumber, WorkerId
 from gpumesh.model.jobs import JOBS_CLIENT
 from gpumesh.model.outcomes import Status
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gpumesh.coordinator")
 
 _OK = int(Status.OK)
+_LOST = int(Status.LOST)
 _BYTES = frozenset({bytes})
 
 TRIM_TASKS = 20_000  # After so many tasks have ended and none is left, memory goes back to the system.
@@ -590,9 +591,16 @@ class Coordinator:
             if result[0] == action.task_id and isinstance(result[3], dict):
                 details = result[3]
         attempt = self._attempt(action.worker, int(action.status), details)
-        self._history.setdefault(action.task_id, []).append(attempt)
+        history = self._history.setdefault(action.task_id, [])
+        history.append(attempt)
+        if len(history) > ATTEMPTS_KEPT:
+            del history[1]
+            history[0]["left_out"] = history[0].get("left_out", 0) + 1
         reason = str(attempt.get("reason") or Status(action.status).name.lower().replace("_", " "))
-        words = f"task {action.task_id:x} runs again (attempt {action.attempt}), for on {attempt['worker']}: {reason}"
+        code = f", exit code {attempt['exit']}" if "exit" in attempt else ""
+        words = (
+            f"task {action.task_id:x} runs again (attempt {action.attempt}); on {attempt['worker']} it failed: {reason}{code}"
+        )
         self.events.note("retry", words, task=action.task_id, worker=action.worker)
 
     def _attempt(self, ident: str, status: int, details: Dict[str, Any]) -> Dict[str, Any]:
@@ -673,10 +681,10 @@ class Coordinator:
         if self._jobs is not None and action.client == JOBS_CLIENT:
             self._jobs.ended(str(details.get("worker", "")), [(action.task_id, int(action.status), details, 0.0)])
         history = self._history.pop(action.task_id, None) or []
-        strikes = details.get("attempts", ())[len(history) :]  # Of the last one only the scheduler has told.
-        if history or strikes:
-            last = [self._attempt(strike["worker"], int(Status[strike["status"]]), {}) for strike in strikes]
-            details = {**details, "attempts": [*history, *last]}
+        if action.status == _LOST:  # Beside those that were followed by another.
+            history.append(self._attempt(str(details["worker"]), _LOST, {}))
+        if history:
+            details = {**details, "attempts": history}
         client = self._clients.get(action.client)
         if client is not None:
             worker = str(details.get("worker", ""))

@@ -8,7 +8,7 @@ import secrets
 import socket
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple
 
-from gpumesh.config import RUNNER_RESTART_DELAYS_SECONDS
+from gpumesh.config import KEEP_JOBS_DAYS, RUNNER_RESTART_DELAYS_SECONDS
 from gpumesh.errors import MeshError
 from gpumesh.network.address import Address, parse_address
 from gpumesh.network.tcp import listen
@@ -28,11 +28,15 @@ def run_coordinator(
     slots: Optional[int],
     score: Optional[float],
     on_ready: Callable[[str], None],
+    db: Optional[str] = None,
+    keep_days: Optional[float] = KEEP_JOBS_DAYS,
 ) -> int:
     """Serve a mesh until SIGINT or SIGTERM: the first drains, a second stops now.
 
     Args:
         self_worker: Lend this machine too, in a process of its own that ends with this one.
+        db: Path of the database of script jobs; that of the user's folder for data, for this port, if not given.
+        keep_days: Jobs that finished so long ago are deleted from it; None: never.
         on_ready: Called with the URL once the port is open.
 
     Returns:
@@ -40,7 +44,9 @@ def run_coordinator(
 
     Raises:
         OSError: The port is taken or the address is not this machine's.
+        JournalError: The database cannot be used.
     """
+    from gpumesh.journal.sqlite import SqliteJournal, default_db_path
     from gpumesh.runtime.coordinator import Coordinator
     from gpumesh.runtime.embedded import add_worker
     from gpumesh.runtime.nodes import SignalStopper, run_loop
@@ -50,7 +56,9 @@ def run_coordinator(
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
-        coordinator = Coordinator(token=token)
+        path = default_db_path(bound) if db is None else db
+        journal = SqliteJournal(path, call_soon=loop.call_soon_threadsafe, keep_days=keep_days)
+        coordinator = Coordinator(token=token, mesh=journal.mesh_id, journal=journal)
         await coordinator.start(listener)
         over: asyncio.Future[None] = loop.create_future()
 
