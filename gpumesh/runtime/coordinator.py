@@ -681,7 +681,7 @@ class Coordinator:
         if self._jobs is not None and action.client == JOBS_CLIENT:
             self._jobs.ended(str(details.get("worker", "")), [(action.task_id, int(action.status), details, 0.0)])
         history = self._history.pop(action.task_id, None) or []
-        if action.status == _LOST:  # Beside those that were followed by another.
+        if action.status == _LOST and "worker" in details:  # Beside those that were followed by another.
             history.append(self._attempt(str(details["worker"]), _LOST, {}))
         if history:
             details = {**details, "attempts": history}
