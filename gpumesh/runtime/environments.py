@@ -18,7 +18,7 @@ import logging
 import os
 import subprocess
 import sys
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import AbstractSet, Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from gpumesh.config import (
     ENVIRONMENT_BUILD_SECONDS,
@@ -84,8 +84,14 @@ class Environment:
         self.problem = problem
         self.failed_at = now
 
-    def failures(self, tasks: Iterable[Tuple[int, int]], *, where: str) -> List[Tuple[int, int, int, Any, float]]:
-        """How these tasks end, because it cannot be used on the worker of that name."""
+    def failures(
+        self, tasks: Iterable[Tuple[int, int]], *, where: str, scripts: AbstractSet[int] = frozenset()
+    ) -> List[Tuple[int, int, int, Any, float]]:
+        """How these tasks end, because it cannot be used on the worker of that name.
+
+        Args:
+            scripts: Tasks that are scripts; whoever hears of their end reads no pickles.
+        """
         from gpumesh.errors import EnvironmentBuildError
         from gpumesh.model.outcomes import Status
         from gpumesh.serialization.exceptions import dump_exception
@@ -95,7 +101,10 @@ class Environment:
             f"(correct packages=..., or what that machine lacks; it tries again {ENVIRONMENT_RETRY_SECONDS:g} s after a failure)"
         )
         payload = dump_exception(error)
-        return [(task_id, attempt, int(Status.RAISED), payload, 0.0) for task_id, attempt in tasks]
+        told = {"reason": str(error)}
+        return [
+            (task_id, attempt, int(Status.RAISED), told if task_id in scripts else payload, 0.0) for task_id, attempt in tasks
+        ]
 
 
 class Environments:

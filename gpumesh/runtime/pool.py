@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 _REQUIREMENT = TaskSpec._fields.index("requirement")
 _CODE = TaskSpec._fields.index("code")
 _PACKAGES = TaskSpec._fields.index("packages")
+_SCRIPT = TaskSpec._fields.index("script")
 _DEATH = (
     ("memory_bytes", "memory"),
     ("memory_limit_bytes", "limit"),
@@ -174,6 +175,7 @@ class RunnerPool:
         self._processes: Dict[int, _Process] = {}
         self._payloads: Dict[int, Any] = {}  # task id -> payload, until reported.
         self._holding: Set[int] = set()  # Those of them whose inputs lie in the store.
+        self._packed_scripts: Set[int] = set()  # Those of them that are scripts and run in an environment.
         self._functions: Dict[bytes, Any] = {}
         self._spec_numbers: Dict[Tuple[Any, ...], int] = {}
         self._specs: List[Tuple[Any, ...]] = []
@@ -264,6 +266,9 @@ class RunnerPool:
         for task_id, _, payload in tasks:
             payloads[task_id] = payload
         if self._environments is not None and not self.local.is_draining:
+            fields = self._specs[spec]
+            if len(fields) > _SCRIPT and fields[_SCRIPT] and fields[_PACKAGES]:
+                self._packed_scripts.update(task[0] for task in tasks)
             obstacle = self._environments.obstacle(spec)
             if obstacle is not None:
                 self._turn_away([(task[0], task[1]) for task in tasks], obstacle)
@@ -326,6 +331,7 @@ class RunnerPool:
     def abandon(self) -> None:
         """The coordinator is lost: end everything, report nothing of it."""
         self._payloads.clear()
+        self._packed_scripts.clear()
         holding, self._holding = self._holding, set()
         for task_id in holding:
             self._owner.on_inputs_free(task_id)
@@ -410,6 +416,8 @@ class RunnerPool:
                 if result[0] in self._holding:
                     self._holding.discard(result[0])
                     self._owner.on_inputs_free(result[0])
+        if self._packed_scripts:
+            self._packed_scripts.difference_update(result[0] for result in known)
         if known:
             self._owner.on_results(known)
 
@@ -542,13 +550,13 @@ class RunnerPool:
                 self._owner.on_output(tasks[0][0], 2, obstacle.announcement(where=self.label).encode())
             self._report([(task_id, attempt, int(Status.NOT_RUN), {}, 0.0) for task_id, attempt in tasks])
         else:
-            self._report(obstacle.failures(tasks, where=self.label))
+            self._report(obstacle.failures(tasks, where=self.label, scripts=self._packed_scripts))
 
     def _fail_environment(self, action: local.FailEnvironment) -> None:
         assert self._environments is not None
         environment = self._environments.by_number(action.environment)
         environment.fail(describe_start(action.details), self._loop.time())
-        self._report(environment.failures(action.tasks, where=self.label))
+        self._report(environment.failures(action.tasks, where=self.label, scripts=self._packed_scripts))
 
     def _on_environment_idle(self, environment: Environment) -> None:
         """Its processes end; the next task starts others."""

@@ -80,10 +80,11 @@ def _remove_abandoned(use: str) -> None:
 
 def _copy(source: str, target: str) -> None:
     os.mkdir(target, 0o700)
-    for item in os.scandir(source):
-        path = os.path.join(target, item.name)
-        if item.is_dir(follow_symlinks=False):
-            _copy(item.path, path)
-        else:
-            shutil.copyfile(item.path, path)
-            os.chmod(path, 0o755 if item.stat().st_mode & 0o100 else 0o644)
+    with os.scandir(source) as items:
+        for item in items:
+            path = os.path.join(target, item.name)
+            if item.is_dir(follow_symlinks=False):
+                _copy(item.path, path)
+            else:
+                shutil.copyfile(item.path, path)
+                os.chmod(path, 0o755 if item.stat().st_mode & 0o100 else 0o644)

@@ -182,3 +182,8 @@ class ScriptSite(PoolOwner):
 def here(name: str) -> str:
     """A process's variable."""
     return os.environ.get(name, "")
+
+
+def set_here(name: str, value: str) -> None:
+    """Change it."""
+    os.environ[name] = value

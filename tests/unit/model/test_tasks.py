@@ -51,6 +51,13 @@ def test_an_older_peer_leaves_out_what_has_a_default_and_a_newer_one_adds() -> N
         {"retries": "three"},
         {"placement_timeout": ()},
         {"script": None},
+        {"script": "train.py"},  # In which folder?
+        {"script": "/etc/train.py", "code": b"c" * 16},
+        {"script": "a/../train.py", "code": b"c" * 16},
+        {"script": "a//train.py", "code": b"c" * 16},
+        {"script": "C:/train.py", "code": b"c" * 16},
+        {"script": "a\\train.py", "code": b"c" * 16},
+        {"script": "train.py\0", "code": b"c" * 16},
         {"backoff": -1.0},
         {"backoff": float("inf")},
     ],
