@@ -84,23 +84,27 @@ _OK = int(Status.OK)
 AnyCondition = Union[threading.Condition, Callable[[], threading.Condition]]
 
 
-class _Question:
+LOST = "lost"
+
+
+class Question:
     """A query whose answer is awaited."""
 
-    __slots__ = ("condition", "is_answered", "value", "error")
+    __slots__ = ("condition", "is_answered", "value", "error", "kind")
 
     def __init__(self) -> None:
         self.condition = threading.Condition()
         self.is_answered = False
         self.value: Any = None
         self.error: Optional[BaseException] = None
+        self.kind = ""  # Of the error, as Answer tells it; LOST: the connection was lost before the answer.
 
     def answered(self) -> bool:
         return self.is_answered
 
-    def answer(self, value: Any, error: Optional[BaseException]) -> None:
+    def answer(self, value: Any, error: Optional[BaseException], kind: str = "") -> None:
         with self.condition:
-            self.value, self.error, self.is_answered = value, error, True
+            self.value, self.error, self.kind, self.is_answered = value, error, kind, True
             self.condition.notify_all()
 
 
@@ -137,7 +141,7 @@ class Channel:
         self._queued_tasks = 0
         self._queued_bytes = 0
         self._cancelling: Dict[int, None] = {}
-        self._questions: Dict[int, _Question] = {}
+        self._questions: Dict[int, Question] = {}
         self._next_question = 0
         self._objects: Optional[ObjectSpace] = None  # Made at its first use.
         self._lock = threading.Lock()
@@ -172,7 +176,7 @@ class Channel:
     def wait_for_workers(self, timeout: float, *, count: int = 1) -> bool:
         """Wait until the coordinator has `count` workers; for those that are just joining."""
         deadline = time.monotonic() + timeout
-        question = _Question()  # Never answered: the condition alone is needed.
+        question = Question()  # Never answered: the condition alone is needed.
         while self.workers < count and self.end is None:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -635,7 +639,7 @@ class Channel:
         elif kind is Answer:
             question = self._questions.pop(event.number, None)
             if question is not None:
-                question.answer(event.value, MeshError(event.error) if event.error else None)
+                question.answer(event.value, MeshError(event.error) if event.error else None, event.kind)
         elif kind is Closed:
             self._on_lost(event.error or MeshUnavailableError(f"the coordinator closed the connection: {event.reason}"))
         elif self._objects is not None and self._link is not None:
@@ -678,19 +682,7 @@ class Channel:
 
     def ask(self, what: str, arguments: Dict[str, Any], timeout: float) -> Any:
         """Ask the coordinator and wait for the answer."""
-        question = _Question()
-        with self._lock:
-            if self.end is not None:
-                raise self._ended()
-            number = self._next_question
-            self._next_question += 1
-            self._questions[number] = question
-            link = self._link
-            if link is not None:
-                link.send([Query(number, what, arguments)])
-                self.see_to_writing(link)
-        if link is None:
-            question.answer(None, self._unreachable_now())
+        number, question = self.put(lambda number: Query(number, what, arguments))
         try:
             is_answered = self.drive_until(question.answered, question.condition, timeout)
         finally:
@@ -702,6 +694,37 @@ class Channel:
         if question.error is not None:
             raise question.error
         return question.value
+
+    def put(self, make: Callable[[int], Any], *, cargo: Any = None) -> Tuple[int, Question]:
+        """Send a question or order; returns its number and whom it is answered to. See `forget`.
+
+        Args:
+            make: The message with this number.
+            cargo: What it refers to, sent before it unless it is there already.
+        """
+        question = Question()
+        with self._lock:
+            if self.end is not None:
+                raise self._ended()
+            number = self._next_question
+            self._next_question += 1
+            self._questions[number] = question
+            link = self._link
+            if link is not None:
+                messages: List[Any] = []
+                if cargo is not None:
+                    self._add_code(link, cargo, messages)
+                link.send([*messages, make(number)])
+                self.see_to_writing(link)
+        if link is None:
+            question.answer(None, self._unreachable_now(), LOST)
+        elif link.wants_write and link.is_congested_for(0):
+            self._wait_until_drained(link, 0)
+        return number, question
+
+    def forget(self, number: int) -> None:
+        """Nobody waits for the answer to this question any more."""
+        self._questions.pop(number, None)
 
     def _unreachable_now(self) -> MeshUnavailableError:
         return MeshUnavailableError(
@@ -858,7 +881,7 @@ class Channel:
         if self._objects is not None:
             self._objects.on_lost()
         for question in questions.values():
-            question.answer(None, self._unreachable_now())
+            question.answer(None, self._unreachable_now(), LOST)
         level = logging.WARNING if self._pending or questions else logging.INFO  # Nobody waits for anything: no alarm.
         logger.log(level, "lost the coordinator at %s (%s); retrying for %g s", self.address, error, self._outage.patience)
         self._poller.wake()

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Union
 
 from gpumesh.config import CONNECT_SECONDS, DEFAULT_PORT, DISTRIBUTE_TIMEOUT_SECONDS, RECONNECT_SECONDS
 from gpumesh.errors import MeshClosedError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Type
 
+    from gpumesh.client.jobs import JobClient
     from gpumesh.client.session import Session
     from gpumesh.client.streams import ResultStream
     from gpumesh.runtime.embedded import CoordinatorHandle, EmbeddedMesh, WorkerHandle
@@ -250,6 +251,118 @@ class GPUMesh:
         return accelerated(function, mesh=self, options=given).map(
             params, progress=progress, return_exceptions=return_exceptions, window=window
         )
+
+    # --- jobs
+
+    def submit(
+        self,
+        *,
+        script: Union[str, os.PathLike[str]],
+        payloads: Sequence[Mapping[str, Any]],
+        name: Optional[str] = None,
+        **options: Any,
+    ) -> str:
+        """Run a script once for each payload, as a job that survives this program and the coordinator; returns its id: `j-4k7mw2qx`.
+
+        Returns when the job is on the coordinator's disk, also when that was lost and started again meanwhile. A task gets its payload
+        as JSON on standard input; its result is the last line of its standard output, as JSON. The script's folder travels with it.
+
+        Args:
+            script: A Python file.
+            payloads: One dict for each task, of what JSON can say. The keys `cost`, `gpu`, `gpu_memory_mb` and `cpu_cores`
+                are also options of that task.
+            name: For people; the script's by default.
+            options: `gpu`, `cores`, `memory`, `tags`, `timeout`, `retries`, `priority`, `cost`, `placement_timeout` (None, for ever, by
+                default) and `packages`, as for `accelerate`.
+
+        Raises:
+            ValueError: There is no such script, a payload cannot be JSON, or an option makes no sense.
+            TypeError: `payloads` is no list, or one is no dict.
+            JournalError: The coordinator cannot keep the job.
+            MeshUnavailableError: Nobody answers. AuthenticationError, MeshClosedError: The mesh does not take it.
+        """
+        return self._open_jobs().submit(script, payloads, name, options)
+
+    def status(self, job_id: str, *, tasks: bool = True) -> Dict[str, Any]:
+        """How far a job is.
+
+        Args:
+            job_id: As `submit` has returned it; a beginning that no other has will do.
+            tasks: Tell of each task; without them the answer is small, however many there are.
+
+        Returns:
+            `id`, `name`, `script`, `client`, `state` ("queued", "running", "done", "failed", "cancelled"), `finished`, `counts` (of
+            "pending", "running", "done", "failed" and "cancelled" tasks), `total`, `submitted` and `ended` (ISO 8601, UTC; "" if it has
+            not), `notices` (why tasks wait), and `tasks`: `id` (place in the payloads), `status`, `payload`, `result`, `error`, `worker`,
+            `hostname`, `seconds`, and `attempts`, a dict each.
+
+        Raises:
+            UnknownJobError: There is none. MeshUnavailableError, JournalError: as `submit`.
+        """
+        return self._open_jobs().status(job_id, tasks=tasks)
+
+    def wait(
+        self,
+        job_id: str,
+        timeout: Optional[float] = None,
+        *,
+        on_progress: Optional[Callable[[Dict[str, Any]], None]] = None,
+    ) -> Dict[str, Any]:
+        """Wait until a job has finished, however that went; returns its `status`. Survives a restart of the coordinator.
+
+        Args:
+            timeout: Seconds.
+            on_progress: Called with the status without tasks, at once and whenever it has changed.
+
+        Raises:
+            TimeoutError: It has not finished in time.
+            UnknownJobError: There is none. MeshUnavailableError: The coordinator was lost for good.
+        """
+        return self._open_jobs().wait(job_id, timeout, on_progress)
+
+    def cancel(self, job_id: str, *, force: bool = False) -> int:
+        """End a job: nothing more of it starts, and what runs is interrupted, then killed. Returns how many tasks that concerns.
+
+        Args:
+            force: Kill what runs at once.
+
+        Raises:
+            UnknownJobError: There is none.
+        """
+        return self._open_jobs().change(job_id, "kill" if force else "cancel")
+
+    def retry(self, job_id: str) -> int:
+        """Run a job's failed and cancelled tasks again; what is done stays. Returns how many those are.
+
+        Raises:
+            UnknownJobError: There is none.
+        """
+        return self._open_jobs().change(job_id, "retry")
+
+    def jobs(self) -> List[Dict[str, Any]]:
+        """The coordinator's jobs, newest first: of each what `status(..., tasks=False)` tells."""
+        return self._open_jobs().jobs()
+
+    def logs(self, job_id: str, task: Optional[int] = None, *, since: int = 0) -> List[Dict[str, Any]]:
+        """What a job's tasks, or one of them, have written: the last of it, where it is much.
+
+        Args:
+            task: Place in the payloads.
+            since: Only what came after the part with this `number`.
+
+        Returns:
+            Parts in the order in which they were written, `number`, `task`, `attempt`, `stream` ("out" or "err") and `text` of each.
+
+        Raises:
+            UnknownJobError: There is none. ValueError: It has no such task.
+        """
+        return self._open_jobs().logs(job_id, task, since)
+
+    def _open_jobs(self) -> JobClient:
+        from gpumesh.client.jobs import JobClient
+
+        session = self._open_session()
+        return JobClient(session.job_channel, self._name)
 
     # --- objects
 

@@ -221,6 +221,23 @@ class Session:
             channel = self._reach_remote() or self._choose()
         return channel.ask(what, arguments or {}, timeout)
 
+    def job_channel(self) -> Channel:
+        """The connection to the mesh that keeps jobs; connects on first use. Never this machine where a mesh was named: it forgets them.
+
+        Raises:
+            MeshUnavailableError: Nobody answers.
+            AuthenticationError, VersionMismatchError, ProtocolError: Somebody else answers.
+            MeshClosedError: The session is closed.
+        """
+        with self._lock:
+            if self.address is None:
+                return self._choose()
+            if self._closed is not None:
+                raise MeshClosedError("the mesh was closed; make a new one")
+            if self._remote is None or self._remote.end is not None:
+                self._remote = self._open(str(self.address), self._token, self._reconnect_timeout, self._own_mesh)
+            return self._remote
+
     def await_workers(self, count: int, timeout: float) -> bool:
         """Wait until the coordinator has `count` healthy workers; whether it has them. Raises as `submit`."""
         with self._lock:
@@ -349,7 +366,7 @@ class Session:
         channel = Channel(
             parse_address(url),
             token,
-            name=self._name or _client_name(),
+            name=self._name or client_name(),
             connect_timeout=self._connect_timeout if own is None else max(self._connect_timeout, CONNECT_SECONDS),
             reconnect_timeout=reconnect_timeout,
             on_workers=self._workers_changed,
@@ -419,7 +436,8 @@ def _wait(done: Callable[[], bool], condition: AnyCondition, timeout: Optional[f
         return condition.wait_for(done, timeout)
 
 
-def _client_name() -> str:
+def client_name() -> str:
+    """Who this is, for people at the coordinator."""
     user = os.environ.get("USER") or os.environ.get("USERNAME") or "client"
     return f"{user}@{socket.gethostname()}:{os.getpid()}"
 

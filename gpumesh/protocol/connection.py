@@ -72,6 +72,7 @@ from gpumesh.protocol.messages import (
     Goodbye,
     Hello,
     HoldRefs,
+    JobPayloads,
     ObjectAt,
     ObjectSent,
     Ping,
@@ -82,6 +83,7 @@ from gpumesh.protocol.messages import (
     ReleaseRefs,
     RunTasks,
     SegmentsGone,
+    SubmitJob,
     SubmitTasks,
     TaskResults,
     TasksFinished,
@@ -105,8 +107,8 @@ OBJECT_TRANSFER = 1 << 31  # Set in the number of every transfer that answers a 
 
 _NEVER = float("inf")
 _ZEROS = bytes(CHUNK_BYTES)
-_DEFINITIONS = (DefineFunction, DefineCode, DefineSpec)
-_AFTER_DEFINITIONS = (*_DEFINITIONS, SubmitTasks, RunTasks)
+_DEFINITIONS = (DefineFunction, DefineCode, DefineSpec, SubmitJob)
+_AFTER_DEFINITIONS = (*_DEFINITIONS, SubmitTasks, RunTasks, JobPayloads)
 _LETTING_GO = (UnpinObjects, ReleaseRefs, DeleteObjects)
 _HANDLED_HERE = frozenset(
     (

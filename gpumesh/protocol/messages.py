@@ -478,7 +478,7 @@ class JobPayloads(NamedTuple):
     number: int
     job: str
     first: int
-    payloads: List[Tuple[int, bytes]]
+    payloads: List[Tuple[int, Any]]
 
 
 @message(0x75)
@@ -509,7 +509,7 @@ class Query(NamedTuple):
 class Answer(NamedTuple):
     """Coordinator -> client: the answer to the query or order of that number; `error` is not empty when there is none.
 
-    `kind` tells a program what kind of error it is: "unknown", "value", "taken", "journal", or "" for any other.
+    `kind` tells a program what kind of error it is: "unknown", "value", "taken", "again", "journal", or "" for any other.
     """
 
     number: int

@@ -9,8 +9,9 @@ from gpumesh.config import MAX_JOB_PAYLOAD_BYTES
 from gpumesh.errors import JournalError
 from gpumesh.journal.base import JobRecord, Journal, NewJob
 from gpumesh.model.jobs import JobSpec, job_from_wire
+from gpumesh.model.payloads import OutOfBand, payload_bytes
 from gpumesh.protocol.messages import JobPayloads, SubmitJob
-from gpumesh.runtime.job_views import key_of_record, pack_code, pack_options
+from gpumesh.runtime.job_views import key_of_record, pack_code, pack_options, plain
 
 if TYPE_CHECKING:
     from gpumesh.runtime.job_service import JobService, Mesh, Parts
@@ -127,7 +128,8 @@ class JobIntake:
             elif not is_last:
                 self._mesh.answer(client, message.number, {"accepted": False})
 
-        self._journal.add_payloads(message.job, message.first, [tuple(each) for each in message.payloads], synced)  # type: ignore[misc]
+        payloads = [(variant, plain(payload)) for variant, payload in message.payloads]
+        self._journal.add_payloads(message.job, message.first, payloads, synced)
         if is_last:
             self._accept(arriving, message.number)
 
@@ -181,8 +183,8 @@ def _wrong_with(message: JobPayloads, arriving: _Arriving) -> str:
             and len(each) == 2
             and type(each[0]) is int
             and 0 <= each[0] < variants
-            and type(each[1]) is bytes
-            and len(each[1]) <= MAX_JOB_PAYLOAD_BYTES
+            and isinstance(each[1], (bytes, OutOfBand))
+            and payload_bytes(each[1]) <= MAX_JOB_PAYLOAD_BYTES
         ):
             return "these are not payloads of a job"
     return ""

@@ -48,7 +48,7 @@ def key_of_record(record: JobRecord) -> bytes:
 
 def pack_code(parts: Sequence[Tuple[bytes, Any, Tuple[bytes, ...]]]) -> bytes:
     """A folder as the journal keeps it: what DefineCode said of it, in order."""
-    packed: bytes = msgpack.packb([[digest, _plain(archive), list(needs)] for digest, archive, needs in parts])
+    packed: bytes = msgpack.packb([[digest, plain(archive), list(needs)] for digest, archive, needs in parts])
     return packed
 
 
@@ -57,7 +57,8 @@ def unpack_code(kept: bytes) -> List[Tuple[bytes, Any, Tuple[bytes, ...]]]:
     return [(digest, archive, needs) for digest, archive, needs in msgpack.unpackb(kept, use_list=False)]
 
 
-def _plain(payload: Any) -> bytes:
+def plain(payload: Any) -> bytes:
+    """A payload as one piece."""
     return b"".join(bytes(part) for part in payload.parts) if isinstance(payload, OutOfBand) else bytes(payload)
 
 
@@ -140,7 +141,7 @@ def task_end(
     result: Optional[bytes] = None
     error = ""
     if state == DONE:
-        result = _plain(payload)
+        result = plain(payload)
     elif state == FAILED:
         error = failure_text(details) or f"it ended as {Status(status).name}"
     attempts = list(earlier)
