@@ -102,6 +102,8 @@ KIND_PATIENCE_SECONDS = (
 )
 RUNNER_START_SECONDS = 60.0
 RUNNER_RESTART_DELAYS_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+CRASH_RESTART_DELAYS_SECONDS = (0.0, 0.0, 0.1, 0.2, 0.5)  # After so many early deaths in a row; two starts a second are cheap.
+EARLY_DEATH_SECONDS = 1.0  # From the first task that a process got to its death of it; one that did more is no loop.
 STDERR_TAIL_BYTES = 4 * KIB
 STDERR_TAIL_LINES = 20
 OUTPUT_READ_BYTES = 64 * KIB

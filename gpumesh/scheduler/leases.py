@@ -106,8 +106,8 @@ class LeasePool(LocalPool):
     def _wants_runner(self) -> bool:
         return bool(self._queue)
 
-    def _new_runner(self, kind: Kind, now: float) -> StartRunner:
-        return super()._new_runner(kind, now)._replace(cards=self.cards)
+    def _new_runner(self, kind: Kind, now: float, deaths: int = 0) -> StartRunner:
+        return super()._new_runner(kind, now, deaths)._replace(cards=self.cards)
 
 
 class _Lease:

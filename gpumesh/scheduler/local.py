@@ -17,6 +17,7 @@ Promises:
 7. While it is withheld nothing new starts, and whatever has not started goes back at once; what runs ends by itself, or is ended as
    HANDED_BACK when that was asked for.
 8. An environment whose runners do not start fails its own tasks; only the worker's own runners decide whether it is healthy.
+9. A slot whose processes die one after the other of the first task that each gets pauses before it starts another, longer each time.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from gpumesh.config import (
     CANCEL_GRACE_SECONDS,
+    CRASH_RESTART_DELAYS_SECONDS,
+    EARLY_DEATH_SECONDS,
     FEED_MAX_TASKS,
     FEED_ONE_AHEAD_SECONDS,
     FEED_SECONDS,
@@ -171,9 +174,9 @@ class Runner:
     """One process."""
 
     __slots__ = ("ident", "kind", "state", "fed", "first", "since", "revoked", "revoked_at", "interrupted", "kill_at", "reason",
-                 "check_at", "reserved", "next_kind")  # fmt: skip
+                 "check_at", "reserved", "next_kind", "deaths")  # fmt: skip
 
-    def __init__(self, ident: int, kind: Kind, now: float) -> None:
+    def __init__(self, ident: int, kind: Kind, now: float, deaths: int) -> None:
         self.ident = ident
         self.kind = kind
         self.state = RunnerState.STARTING
@@ -190,6 +193,7 @@ class Runner:
         self.check_at = now + RUNNER_START_SECONDS
         self.reserved: List[int] = []  # Runners whose slots this one's wide task uses.
         self.next_kind = kind  # Of the process that follows this one.
+        self.deaths = deaths  # Of those in this place before, in a row: by the first task that each of them got.
 
 
 class LocalPool:
@@ -210,7 +214,9 @@ class LocalPool:
         self._queue: Deque[Task] = deque()
         self._runners: Dict[int, Runner] = {}
         self._numbers = numbers or itertools.count(1)
-        self._starts: List[Tuple[float, Kind]] = []  # Heap.
+        self._starts: List[
+            Tuple[float, Kind, int]
+        ] = []  # Heap of those that are due later: when, of what kind, and Runner.deaths.
         self._is_held = False  # What waits is not to be fed yet.
         self._failures = 0  # Starts in a row that came to nothing.
         self._environment_failures: Dict[int, int] = {}  # The same of each environment.
@@ -386,7 +392,7 @@ class LocalPool:
         if runner.state is RunnerState.STARTING:
             self._start_failed(runner, details, actions, now)
         elif self._wants_runner():
-            actions.append(self._new_runner(runner.next_kind, now))
+            self._succeed(runner, started > finished, actions, now)
         self._feed_all(actions, now)
         return actions
 
@@ -488,8 +494,8 @@ class LocalPool:
         """Starts that are due, runners to look at, interrupts that did not help."""
         actions: List[Any] = []
         while self._starts and self._starts[0][0] <= now:
-            _, kind = heapq.heappop(self._starts)
-            actions.append(self._new_runner(kind, now))
+            _, kind, deaths = heapq.heappop(self._starts)
+            actions.append(self._new_runner(kind, now, deaths))
         while self._timers and self._timers[0][0] <= now:
             when, ident = heapq.heappop(self._timers)
             runner = self._runners.get(ident)
@@ -621,7 +627,7 @@ class LocalPool:
     def _is_wanted(self, facts: SpecFacts) -> bool:
         """Whether more runners of the next task's kind should come than are on their way."""
         coming = sum(other.next_kind == facts.kind and other.state in _COMING for other in self._runners.values())
-        coming += sum(kind == facts.kind for _, kind in self._starts)
+        coming += sum(kind == facts.kind for _, kind, _ in self._starts)
         if not coming or facts.width > 1:
             return not coming
         for task in self._queue:
@@ -857,8 +863,19 @@ class LocalPool:
         """Whether another takes the place of one that is gone."""
         return not (self._draining and self.is_idle)
 
-    def _new_runner(self, kind: Kind, now: float) -> StartRunner:
-        runner = Runner(next(self._numbers), kind, now)
+    def _succeed(self, runner: Runner, was_running: bool, actions: List[Any], now: float) -> None:
+        """A process takes the place of one that is gone, at once unless those before it have died of the first they got."""
+        is_early = was_running and runner.first == 1 and now - runner.since < EARLY_DEATH_SECONDS
+        deaths = runner.deaths + 1 if is_early and runner.state is RunnerState.BUSY and not runner.interrupted else 0
+        delays = CRASH_RESTART_DELAYS_SECONDS
+        delay = delays[min(deaths, len(delays) - 1)]
+        if delay:
+            heapq.heappush(self._starts, (now + delay, runner.next_kind, deaths))
+        else:
+            actions.append(self._new_runner(runner.next_kind, now, deaths))
+
+    def _new_runner(self, kind: Kind, now: float, deaths: int = 0) -> StartRunner:
+        runner = Runner(next(self._numbers), kind, now, deaths)
         self._runners[runner.ident] = runner
         self._check_at(runner, runner.check_at)
         return StartRunner(runner.ident, kind.threads, kind.environment)
@@ -869,14 +886,14 @@ class LocalPool:
         if environment != OWN_ENVIRONMENT:
             failures = self._environment_failures[environment] = self._environment_failures.get(environment, 0) + 1
             if failures < ENVIRONMENT_START_TRIES:
-                heapq.heappush(self._starts, (now + delays[failures], runner.kind))
+                heapq.heappush(self._starts, (now + delays[failures], runner.kind, 0))
             else:
                 self._fail_environment(environment, details, actions)
                 if self._wants_runner():
                     actions.append(self._new_runner(self.plain, now))
             return
         self._failures += 1
-        heapq.heappush(self._starts, (now + delays[min(self._failures, len(delays) - 1)], runner.kind))
+        heapq.heappush(self._starts, (now + delays[min(self._failures, len(delays) - 1)], runner.kind, 0))
         if self._failures < self.failures_to_tell:
             return
         if not any(runner.state is not RunnerState.STARTING for runner in self._runners.values()):
@@ -896,9 +913,9 @@ class LocalPool:
             else:
                 keep.append(task)
         self._queue = keep
-        for index, (when, kind) in enumerate(self._starts):
+        for index, (when, kind, _) in enumerate(self._starts):
             if kind.environment == environment:
-                self._starts[index] = (when, self.plain)
+                self._starts[index] = (when, self.plain, 0)
         heapq.heapify(self._starts)
         actions.append(FailEnvironment(environment, failed, dict(details)))
 
