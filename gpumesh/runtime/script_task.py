@@ -34,7 +34,8 @@ from gpumesh.errors import SerializationError
 from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import OutOfBand
 from gpumesh.runtime import system
-from gpumesh.runtime.page import GROUP, INTERRUPT, Page
+from gpumesh.runtime.page import GROUP, INTERRUPT, KEPT, Page
+from gpumesh.runtime.runner_devices import OTHER_LIBRARIES
 from gpumesh.runtime.script_folder import WorkFolders
 from gpumesh.runtime.script_output import Forwarding, LastLine, Tail, why_no_result
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 Ended = Tuple[int, Any]  # Status, and what goes with it.
 
 PIPE_BYTES = getattr(select, "PIPE_BUF", 512)  # What a pipe that can be written to takes without a wait.
+GPU_LIBRARIES = ("torch", *OTHER_LIBRARIES)
 LAST_READS = 64  # Of what a script has left in its pipes: someone it has left behind may go on writing.
 _TERMINATED = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024  # What ru_maxrss counts in.
@@ -111,6 +113,8 @@ class ScriptTasks:
             return _failed(f"{name} cannot be started on this machine: {error}")
         finally:
             self._folders.remove(copy)
+            if not any(map(sys.modules.__contains__, GPU_LIBRARIES)):
+                self._words[KEPT] = 1  # What the script had on a card is free, and this process has nothing there.
 
     def _command(self, file: str, *, is_packed: bool) -> List[str]:
         if not is_packed:

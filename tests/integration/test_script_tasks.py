@@ -199,7 +199,7 @@ def test_a_script_that_did_not_travel_is_named(site: ScriptSite) -> None:
 
 
 @pytest.mark.parametrize(
-    "source, reason",
+    ("source", "reason"),
     [
         (
             "import json, sys; json.load(sys.stdin)",

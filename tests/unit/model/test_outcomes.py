@@ -10,7 +10,7 @@ from gpumesh.model.outcomes import failure_text
 
 
 @pytest.mark.parametrize(
-    "details, text",
+    ("details", "text"),
     [
         ({"reason": "a.py printed nothing", "exit": 0, "stderr": ""}, "a.py printed nothing"),
         (

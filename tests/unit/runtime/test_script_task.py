@@ -35,7 +35,7 @@ def last_of(*parts: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "parts, expected",
+    ("parts", "expected"),
     [
         ([b""], b""),
         ([b"\n \n\t\n"], b""),
@@ -86,7 +86,7 @@ def test_any_json_is_a_result(line: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "line, says",
+    ("line", "says"),
     [
         (b"", "train.py printed nothing"),
         (b"done", "is not JSON (Expecting value): done; print it as one line"),
