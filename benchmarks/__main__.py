@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks [workloads...]`, `... profile WORKLOAD` and `... simulate`."""
+"""The command line: `python -m benchmarks [workloads...]`, `... profile WORKLOAD`, `... simulate`, `... herd`, and what breaks."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     if sys.platform != "linux":
         print("the harness reads /proc, so it runs on Linux only", file=sys.stderr)
         return 2
+    if given[:1] == ["herd"]:
+        from benchmarks.herd import main as herd
+
+        return herd(given[1:])
+    if given and given[0] in ("idle", "cut", "restart"):
+        from benchmarks.outages import main as outages
+
+        return outages(given[0], given[1:])
     if given[:1] == ["profile"]:
         from benchmarks.profiling import main as profile
 
