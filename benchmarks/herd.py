@@ -97,9 +97,11 @@ class _Coordinator:
         self.listens_at = time.monotonic()
 
     def end(self) -> None:
-        """`kill -9`."""
+        """`kill -9`. Idempotent."""
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
 
 @contextlib.contextmanager
