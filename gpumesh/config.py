@@ -21,7 +21,8 @@ SILENCE_SECONDS = 30.0  # Six missed heartbeats: the peer is dead.
 CONNECT_SECONDS = 5.0
 RECONNECT_SECONDS = 60.0  # How long a client looks for a lost coordinator before its futures fail.
 RECONNECT_FIRST_DELAY_SECONDS = 0.1
-RECONNECT_MAX_DELAY_SECONDS = 5.0
+RECONNECT_MAX_DELAY_SECONDS = 2.0  # What a coordinator that is back waits for at most, in a mesh of few workers.
+RECONNECTS_PER_SECOND = 40.0  # Of all workers of a mesh together, about: a hundred handshakes cost the coordinator 50 ms.
 UNSENT_KERNEL_BYTES = 256 * KIB  # In a socket's own queue: on a slow link a heartbeat waits behind no more of it.
 GOODBYE_SECONDS = 1.0  # From a coordinator's goodbyes to closing on who does not read them.
 OUTBOX_PAUSE_BYTES = 4 * MIB  # Bytes waiting for one slow peer before what feeds it is paused.
@@ -56,7 +57,23 @@ ATTEMPTS_KEPT = (
 DISTRIBUTE_TIMEOUT_SECONDS = 300.0
 PLACEMENT_TIMEOUT_SECONDS = 60.0
 INFEASIBLE_NOTICE_SECONDS = 2.0  # Contract: reported within 5 s.
-LOST_WORKER_GRACE_SECONDS = 0.0
+DEATH_GRACE_SECONDS = (
+    0.3  # From a worker's broken connection to giving its tasks to others: a living agent is back within that, and ...
+)
+DEATH_GRACE_ROUND_TRIPS = 4  # ... so many round trips: TCP, the handshake, and who it is.
+CLIENT_GRACE_SECONDS = (
+    10.0  # From a client's broken connection to dropping its tasks; its own attempts are never further apart.
+)
+ABSENT_CLIENT_SECONDS = (
+    60.0  # For a client that only workers tell of, after a restart: as long as clients look for a coordinator.
+)
+RECOVERY_SECONDS = (
+    10.0  # After a restart: how long tasks that may still run somewhere wait for the workers of before to say so.
+)
+WORKER_TTL_SECONDS = 300.0  # How long a lost worker is shown.
+LOST_WORKERS_SHOWN = 1000
+EXPIRED_CLIENTS_KNOWN = 10_000  # Clients that are gone, remembered in case they come back.
+ACKNOWLEDGED_RESULTS = 512  # A client confirms what it has received when it is this many, or when it sends something else.
 MAX_PENDING_TASKS_PER_CLIENT = 5_000_000
 
 # --- scheduling

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from gpumesh.errors import MeshError, ObjectLostError, ObjectStoreFullError, SerializationError
 from gpumesh.model.ids import TaskId, show_task
@@ -96,12 +96,16 @@ class Calls:
         """No longer hold a task; whether it was held."""
         return self.held.pop(task_id, self) is None
 
-    def prepare_aside(self, task_ids: List[int], link: Optional[MeshLink]) -> None:
-        """Send these again from a thread of its own: it may take time, and wait for answers."""
+    def prepare_aside(
+        self, task_ids: List[int], link: Optional[MeshLink], *, then: Optional[Callable[[], object]] = None
+    ) -> None:
+        """Send these again from a thread of its own: it may take time, and wait for answers. `then` is called when they have left."""
 
         def prepare() -> None:
             self._prepare(task_ids, link)
             self._channel.flush()
+            if then is not None:
+                then()
 
         threading.Thread(target=prepare, name="gpumesh-inputs", daemon=True).start()
 

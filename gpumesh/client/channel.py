@@ -4,7 +4,7 @@ Promises:
 
 1. A task that `submit` took ends exactly once at its sink, whatever happens to the connection, the coordinator or this object.
 2. `_pending` is the only truth about what is on its way: after a reconnect everything in it is submitted again under the same
-   ids, except what may run at most once and may have started.
+   ids, and what had been sent before is marked so. Whether it goes on, is run again or must not be is the coordinator's decision.
 3. Whoever waits does the work: the waiting thread itself reads the socket (the leader) while the I/O thread sleeps; when nobody
    waits, or the leader leaves, the I/O thread reads. Only the holder of `_role` reads and dispatches.
 4. Locks are taken in this order: `_role`, `_lock`, `link.lock`. Sinks are called with the receive lock alone, or, of tasks
@@ -18,6 +18,7 @@ Promises:
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -31,6 +32,7 @@ from gpumesh.client.link import MeshLink, Poller, dial, local_facts
 from gpumesh.client.outage import Outage
 from gpumesh.client.output import OutputPrinter
 from gpumesh.client.role import ReceiveRole
+from gpumesh.config import ACKNOWLEDGED_RESULTS
 from gpumesh.errors import (
     AuthenticationError,
     MeshClosedError,
@@ -40,7 +42,7 @@ from gpumesh.errors import (
     ProtocolError,
     VersionMismatchError,
 )
-from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, TaskId, show_task
+from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS
 from gpumesh.model.outcomes import Status
 from gpumesh.network.address import Address
 from gpumesh.protocol.connection import Closed
@@ -53,6 +55,8 @@ from gpumesh.protocol.messages import (
     MeshChanged,
     Query,
     RegisterClient,
+    ResubmissionEnds,
+    ResultsReceived,
     SubmitTasks,
     TaskNotice,
     TaskOutput,
@@ -79,6 +83,7 @@ _INTERRUPTED = Closed(MeshUnavailableError("its end came during an interrupt"), 
 _FOLLOW_SECONDS = 60.0  # Keeps a lost notification from being for ever.
 
 
+CONFIRMED_WITH_OTHERS = 64  # Results whose arrival is confirmed when something else is sent anyway.
 _OK = int(Status.OK)
 
 AnyCondition = Union[threading.Condition, Callable[[], threading.Condition]]
@@ -122,7 +127,7 @@ class Channel:
         on_workers: Callable[[Channel, int], None],
     ) -> None:
         self.address = address
-        self.client = int.from_bytes(os.urandom(8), "little") % CLIENT_LIMIT
+        self.client = int.from_bytes(os.urandom(8), "little") % (CLIENT_LIMIT - 1) + 1  # 0 is the coordinator's own.
         self.workers = 0  # Alive and healthy, as the coordinator last said.
         self.end: Optional[BaseException] = None  # Why nothing can be submitted any more.
         self.output = OutputPrinter()
@@ -151,6 +156,9 @@ class Channel:
         self._link: Optional[MeshLink] = None
         self._link_changed = threading.Condition()
         self._outage = Outage(reconnect_timeout)
+        self._sent_before: Set[int] = set()  # Pending tasks that an earlier connection has carried, and this one not yet.
+        self._received = 0  # Results, over this connection; ...
+        self._confirmed = 0  # ... as the coordinator has been told.
         self._is_woken = False  # The I/O thread has been told that lanes are dirty.
         self._refusals = 0
         self._coded_on: Optional[MeshLink] = None
@@ -434,6 +442,8 @@ class Channel:
     def _send_lanes_on(self, link: MeshLink) -> None:
         dirty, self._dirty = self._dirty, []
         self._queued_tasks = self._queued_bytes = 0
+        if self._received - self._confirmed >= CONFIRMED_WITH_OTHERS:
+            self._confirm_on(link)
         for lane in dirty:
             ids, lane.ids = lane.ids, []
             payloads, lane.payloads = lane.payloads, []
@@ -445,7 +455,11 @@ class Channel:
                     self._add_code(link, lane.handle.cargo, messages)
                 messages.append(DefineSpec(lane.handle.number, tuple(lane.handle.spec)))
                 lane.defined_on = link
-            if lane.has_others or len(ids) > BATCH_TASKS:
+            if self._sent_before:
+                lane.has_others = False
+                for part, its_payloads, again in self._split(ids, payloads):
+                    messages.extend(in_messages(lane.handle.number, part, its_payloads, again=again))
+            elif lane.has_others or len(ids) > BATCH_TASKS:
                 lane.has_others = False
                 messages.extend(in_messages(lane.handle.number, ids, payloads))
             else:
@@ -455,6 +469,27 @@ class Channel:
             except ProtocolError as error:
                 for task_id in ids:
                     self._end_soon(task_id, int(Status.REFUSED), error)
+
+    def _split(self, ids: List[int], payloads: List[Any]) -> Iterator[Tuple[List[int], List[Any], bool]]:
+        """Tasks in their order, those apart that an earlier connection has carried."""
+        before = self._sent_before
+        for again, group in itertools.groupby(zip(ids, payloads), key=lambda each: each[0] in before):
+            part = list(group)
+            yield [task_id for task_id, _ in part], [payload for _, payload in part], again
+        before.difference_update(ids)
+
+    def _confirm_on(self, link: MeshLink) -> None:
+        """Tell the coordinator which results need not be kept for us. Under `_lock`."""
+        self._confirmed = self._received
+        link.send([ResultsReceived(self._received)])
+
+    def _confirm(self) -> None:
+        """The same, on any thread."""
+        with self._lock:
+            link = self._link
+            if link is not None and self._received > self._confirmed:
+                self._confirm_on(link)
+                self.see_to_writing(link)
 
     def _add_code(self, link: MeshLink, cargo: Any, messages: List[Any]) -> None:
         """The same modules are sent once on a connection, whatever number of functions they come with."""
@@ -539,6 +574,8 @@ class Channel:
                 is_at_work = False
                 if done():
                     return True
+                if link is not self._link:
+                    break  # That was its end; what its socket says from now on is about nothing.
                 left = _LEAD_POLL_SECONDS
                 if deadline is not None:
                     left = min(left, deadline - time.monotonic())
@@ -614,6 +651,8 @@ class Channel:
                 if self._cancelling:
                     self._cancelling = {task_id: None for task_id in self._cancelling if task_id in pending}
                 self._results = None
+                if self._received - self._confirmed >= ACKNOWLEDGED_RESULTS:
+                    self._confirm()
             if not inbox:
                 if self._calls.resent and self._dirty:
                     self.flush()
@@ -624,6 +663,7 @@ class Channel:
             if type(event) is TaskResults:
                 self._results = (event.worker, iter(event.results))
                 self._ended_tasks += len(event.results)
+                self._received += len(event.results)
             else:
                 self._on_event(event)
 
@@ -817,8 +857,11 @@ class Channel:
                 self._refusals += 1
                 if self._refusals % _REFUSALS == 0:
                     self._role.heal()
+        if self._received - self._confirmed >= CONFIRMED_WITH_OTHERS:
+            self._confirm()
         if due is None or time.monotonic() < due:
             return
+        self._confirm()
         if self._trims_left and time.monotonic() >= self._trim_at:
             self._trim()
         events = link.on_time(time.monotonic())
@@ -916,7 +959,6 @@ class Channel:
 
     def _resume(self, link: MeshLink, workers: int, rest: List[Any]) -> None:
         """Tell the coordinator everything again."""
-        at_most_once: List[Tuple[int, str]] = []
         cancelled: List[int] = []
         calls: List[int] = []
         if self._objects is not None:
@@ -927,8 +969,11 @@ class Channel:
                 link.release()
                 return
             self.workers = workers
+            self._received = self._confirmed = 0
             unsent = {task_id for lane in self._lanes.values() for task_id in lane.ids}
             unsent.update(self._calls.forget())
+            unsent.difference_update(self._sent_before)  # Over a connection before that.
+            self._sent_before.intersection_update(self._pending)
             for lane in self._lanes.values():
                 lane.clear()
             self._dirty = []
@@ -940,9 +985,8 @@ class Channel:
                 if task_id in self._cancelling:
                     cancelled.append(task_id)
                     continue
-                if handle.spec.retries == 0 and task_id not in unsent:
-                    at_most_once.append((task_id, handle.name))
-                    continue
+                if task_id not in unsent:
+                    self._sent_before.add(task_id)
                 if type(payload) is not bytes:
                     payload.unsettle()
                     calls.append(task_id)
@@ -953,23 +997,20 @@ class Channel:
                 lane.ids.append(task_id)
                 lane.payloads.append(payload)
             self._cancelling = {}
-            link.send([RegisterClient(self.client, self._name)])
+            link.send([RegisterClient(self.client, self._name, True)])
             self._inbox.extend(rest)
             self._link = link
             self._poller.watch(link.sock)
             self._poller.wake()
             self._send_lanes()
+            if not calls:
+                link.send([ResubmissionEnds()])
+                self.see_to_writing(link)
         with self._link_changed:
             self._link_changed.notify_all()
         if calls:
-            self._calls.prepare_aside(calls, link)
+            self._calls.prepare_aside(calls, link, then=lambda: self.post(link, [ResubmissionEnds()]))
         logger.warning("the coordinator at %s is back", self.address)
-        for task_id, name in at_most_once:
-            error = MeshUnavailableError(
-                f"the coordinator was lost while task {show_task(TaskId(task_id))} ({name}) may have been running; retries=0 means "
-                "at most once, so it is not started again"
-            )
-            self.end_task(task_id, Status.LOST, error)
         for task_id in cancelled:
             self.end_task(task_id, Status.CANCELLED, {"reason": ""})
 

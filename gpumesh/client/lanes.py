@@ -83,14 +83,14 @@ class Batch:
         self.sink = sink
 
 
-def in_messages(number: int, ids: List[int], payloads: List[Any]) -> Iterator[SubmitTasks]:
-    """Tasks of the spec `number` as messages of bounded size."""
+def in_messages(number: int, ids: List[int], payloads: List[Any], *, again: bool = False) -> Iterator[SubmitTasks]:
+    """Tasks of the spec `number` as messages of bounded size. `again`: they have been sent before."""
     first = size = 0
     for position, payload in enumerate(payloads):
         own = payload_bytes(payload)
         if position > first and (position - first >= BATCH_TASKS or size + own > BATCH_BYTES):
-            yield SubmitTasks(number, ids[first:position], payloads[first:position])
+            yield SubmitTasks(number, ids[first:position], payloads[first:position], again)
             first, size = position, 0
         size += own
     if first < len(ids):
-        yield SubmitTasks(number, ids[first:], payloads[first:])
+        yield SubmitTasks(number, ids[first:], payloads[first:], again)

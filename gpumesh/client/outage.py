@@ -37,6 +37,6 @@ class Outage:
         """
         if left <= self._delay:
             return False
-        self.next_at = now + self._delay * (0.5 + jitter)
+        self.next_at = now + self._delay * (0.25 + 0.75 * jitter)
         self._delay = min(2 * self._delay, RECONNECT_MAX_DELAY_SECONDS)
         return True

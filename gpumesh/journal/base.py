@@ -114,7 +114,7 @@ class WorkerRecord(NamedTuple):
     """A worker that was connected when the journal was written last."""
 
     id: str
-    name: str
+    name: str  # Its host; "" for one that ends with the coordinator, for which nobody has to wait.
     joined: float  # Seconds since the epoch.
 
 

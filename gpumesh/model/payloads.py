@@ -100,3 +100,16 @@ def payload_bytes(payload: Any) -> int:
     if isinstance(payload, tuple):
         return payload_bytes(payload[0]) + sum(payload_bytes(value) for _, value in payload[1]) + 8 * len(payload[2])
     return 16
+
+
+def mentioned(payload: Any) -> List[int]:
+    """The objects in a payload, each as often as it is mentioned."""
+    if type(payload) is Stored:
+        return [payload.oid]
+    if not isinstance(payload, tuple):
+        return []
+    oids = list(payload[2])
+    if type(payload[0]) is Stored:
+        oids.append(payload[0].oid)
+    oids.extend(value.oid for _, value in payload[1] if type(value) is Stored)
+    return oids

@@ -116,10 +116,16 @@ class UnknownMessage(NamedTuple):
 
 @message(0x10)
 class RegisterWorker(NamedTuple):
-    """Worker -> coordinator."""
+    """Worker -> coordinator. A worker that is back tells what it has; results that it has kept follow in TasksFinished.
+
+    `held`: not finished, each (model.tasks.TaskSpec, cards, ordinal, ((task id, attempt), ...)). `finished`: (task id, attempt) of
+    the results that follow.
+    """
 
     worker: str  # WorkerId
     facts: Tuple[Any, ...]  # model.resources.WorkerFacts
+    held: Tuple[Any, ...] = ()
+    finished: Tuple[Any, ...] = ()
 
 
 @message(0x11)
@@ -128,6 +134,7 @@ class RegisterClient(NamedTuple):
 
     client: int  # ClientNumber
     name: str  # For people: user@host, process.
+    resumes: bool = False  # It had a connection before, and submits all that it still waits for again, until ResubmissionEnds.
 
 
 @message(0x12)
@@ -146,7 +153,7 @@ class WorkerDraining(NamedTuple):
 
 @message(0x14)
 class MeshChanged(NamedTuple):
-    """Coordinator -> client: how many workers are alive and healthy now."""
+    """Coordinator -> client: how many workers are alive and healthy now. Coordinator -> worker: the same, now and then, about."""
 
     workers: int
 
@@ -182,11 +189,15 @@ class DefineSpec(NamedTuple):
 
 @message(0x22)
 class SubmitTasks(NamedTuple):
-    """Client -> coordinator: tasks of one spec. `task_ids[i]` goes with `payloads[i]` (its pickled arguments)."""
+    """Client -> coordinator: tasks of one spec. `task_ids[i]` goes with `payloads[i]` (its pickled arguments).
+
+    `again`: they have been sent before, over a connection that broke; whoever has them goes on with them.
+    """
 
     spec: int
     task_ids: List[int]
     payloads: List[Any]
+    again: bool = False
 
 
 @message(0x23)
@@ -194,6 +205,18 @@ class CancelTasks(NamedTuple):
     """Client -> coordinator: end these, running or not."""
 
     task_ids: List[int]
+
+
+@message(0x24)
+class ResultsReceived(NamedTuple):
+    """Client -> coordinator: so many results have come over this connection, all together. They need not be kept any longer."""
+
+    count: int  # type: ignore[assignment]  # Hides tuple.count, which nobody needs here.
+
+
+@message(0x25)
+class ResubmissionEnds(NamedTuple):
+    """Client -> coordinator: that was all that I still wait for."""
 
 
 @message(0x28)
@@ -260,6 +283,13 @@ class TasksFinished(NamedTuple):
     """
 
     results: List[Tuple[int, int, int, Any, float]]
+
+
+@message(0x33)
+class ForgetResults(NamedTuple):
+    """Coordinator -> worker: the results of these tasks have arrived where they are wanted, or nobody wants them."""
+
+    task_ids: List[int]
 
 
 @message(0x40)

@@ -6,14 +6,15 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
+import time
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, Any, Deque, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
-from gpumesh.config import ATTEMPTS_KEPT, PENDING_HANDSHAKES
+from gpumesh.config import ATTEMPTS_KEPT, PENDING_HANDSHAKES, RECOVERY_SECONDS, WORKER_TTL_SECONDS
 from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, SEQUENCE_LIMIT, ClientNumber, WorkerId
 from gpumesh.model.jobs import JOBS_CLIENT
 from gpumesh.model.outcomes import Status
-from gpumesh.model.payloads import Bundle, Later
+from gpumesh.model.payloads import Bundle, Later, mentioned
 from gpumesh.model.records import NamedTuple
 from gpumesh.model.resources import WorkerFacts, facts_from_wire, readings_from_wire, show_bytes
 from gpumesh.model.tasks import TaskSpec, spec_from_wire
@@ -25,6 +26,7 @@ from gpumesh.protocol.messages import (
     DefineCode,
     DefineFunction,
     DefineSpec,
+    ForgetResults,
     FreeObjects,
     JobPayloads,
     MeshChanged,
@@ -32,6 +34,8 @@ from gpumesh.protocol.messages import (
     RecallTasks,
     RegisterClient,
     RegisterWorker,
+    ResubmissionEnds,
+    ResultsReceived,
     RunTasks,
     SubmitJob,
     SubmitTasks,
@@ -48,7 +52,7 @@ from gpumesh.runtime.event_log import EventLog
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
 from gpumesh.runtime.link import PeerLink, Turn
 from gpumesh.runtime.loop import Alarm
-from gpumesh.runtime.object_service import ObjectService, awaited_tasks, is_payload, mentioned
+from gpumesh.runtime.object_service import ObjectService, awaited_tasks, is_payload
 from gpumesh.runtime.worker_events import note_changes
 from gpumesh.scheduler import actions as act
 from gpumesh.scheduler import events as ev
@@ -56,13 +60,16 @@ from gpumesh.scheduler.cluster import Cluster
 from gpumesh.scheduler.locality import TRACKED_BYTES
 
 if TYPE_CHECKING:
-    from gpumesh.journal.base import Journal
+    from gpumesh.journal.base import Journal, WorkerRecord
     from gpumesh.runtime.job_service import JobService
 
 logger = logging.getLogger("gpumesh.coordinator")
 
 _OK = int(Status.OK)
 _LOST = int(Status.LOST)
+_NOT_RUN = int(Status.NOT_RUN)
+# Ends of attempts that are no ends of their tasks, unless those may run at most once.
+_TRIED_AGAIN = frozenset((int(Status.RETRYABLE), int(Status.CRASHED), int(Status.HANDED_BACK)))
 _BYTES = frozenset({bytes})
 
 TRIM_TASKS = 20_000  # After so many tasks have ended and none is left, memory goes back to the system.
@@ -70,16 +77,25 @@ TRIM_SECONDS = 0.3  # When the last results have left.
 
 
 class _Worker:
-    __slots__ = ("ident", "link", "functions", "specs", "label", "facts", "is_leaving")
+    __slots__ = ("ident", "link", "functions", "specs", "label", "facts", "is_leaving", "told")
 
     def __init__(self, ident: WorkerId, link: PeerLink, label: str) -> None:
         self.facts: Optional[WorkerFacts] = None  # As it told them last.
         self.is_leaving = False
         self.ident = ident
-        self.link = link
+        self.link: Optional[PeerLink] = link  # None while it is away.
         self.label = label
         self.functions: Set[bytes] = set()
         self.specs: Dict[Any, int] = {}  # TaskSpec -> number on this link.
+        self.told = 1  # How many workers there are.
+
+    def begin(self, link: PeerLink, label: str) -> None:
+        """It is back, and knows nothing of what it was told before."""
+        self.link = link
+        self.label = label
+        self.functions = set()
+        self.specs = {}
+        self.told = 1
 
 
 class _Code(NamedTuple):
@@ -87,13 +103,22 @@ class _Code(NamedTuple):
     needs: Tuple[bytes, ...]
 
 
-class _Client:
-    __slots__ = ("number", "link", "functions", "name", "missed_bytes")
+Result = Tuple[int, int, Any, float]
+"""(task id, Status, payload or dict, run seconds)."""
 
-    def __init__(self, number: ClientNumber, link: PeerLink, name: str) -> None:
+
+class _Client:
+    __slots__ = ("number", "link", "functions", "name", "missed_bytes", "unconfirmed", "confirmed_count", "kept")
+
+    def __init__(self, number: ClientNumber, link: Optional[PeerLink], name: str) -> None:
         self.number = number
-        self.link = link
+        self.link = link  # None while it is away.
         self.name = name
+        self.unconfirmed: Deque[Tuple[str, Sequence[Result]]] = deque()  # Sent, and who made them.
+        self.confirmed_count = 0  # Results that it has received over this link.
+        self.kept: Dict[
+            int, Tuple[str, Result]
+        ] = {}  # Task -> who made its result, and the result; while it is away or submits again.
         self.missed_bytes = 0  # Of task output, since it was last told.
         self.functions: Set[bytes] = set()
 
@@ -110,6 +135,7 @@ class Coordinator:
         object_memory: Bytes of objects in this host's memory; as the environment says, or a part of RAM, if not given.
         spill_dir: Where objects above that go.
         journal: Keeps script jobs, is ours from now on, and what is unfinished in it goes on; without one they are kept in memory.
+        worker_ttl: Seconds for which a lost worker is still shown.
 
     Raises:
         JournalError: What stands in the journal cannot be read.
@@ -123,11 +149,12 @@ class Coordinator:
         object_memory: Optional[int] = None,
         spill_dir: Optional[str] = None,
         journal: Optional[Journal] = None,
+        worker_ttl: float = WORKER_TTL_SECONDS,
     ) -> None:
         self.mesh = mesh or secrets.token_hex(8)
         self._token = token
         self._loop = asyncio.get_running_loop()
-        self._cluster = Cluster()
+        self._cluster = Cluster(worker_ttl=worker_ttl)
         self._server: Optional[asyncio.AbstractServer] = None
         self._links: Set[PeerLink] = set()
         self._turn = Turn()
@@ -140,6 +167,7 @@ class Coordinator:
         self._history: Dict[int, List[Dict[str, Any]]] = {}  # task id -> its failed attempts, while it is tried again.
         self._lost: Optional[Tuple[_Worker, str]] = None  # Whose tasks are being given up right now, and why.
         self._incoming: Any = ()  # The results being handled.
+        self._wanted: List[Sequence[Result]] = []  # Those of them that somebody gets.
         self._incoming_has_objects = False  # Some of their payloads may name objects.
         self._late: Dict[int, List[int]] = {}  # Task whose result is wanted -> tasks that have it among their arguments.
         self._held: Dict[int, List[Tuple[WorkerId, Any]]] = {}  # Object that is arriving -> results that wait for it.
@@ -160,13 +188,28 @@ class Coordinator:
         self._drained: Optional[asyncio.Future[None]] = None
         self._has_scripts = False  # The scheduler knows JOBS_CLIENT.
         self._jobs: Optional[JobService] = None  # Made when there is a first job, or a journal.
+        self._script_makers: Dict[
+            int, str
+        ] = {}  # Script task whose end is not on disk yet -> the worker that keeps its result.
+        self._is_recovering = True  # Script jobs of before: their tasks may be at workers.
+        self.own_workers: Set[str] = set()  # Ids of those that end with this process.
+        self._journal = journal
+        before = _workers_before(journal) if journal is not None else []
+        living = [WorkerId(record.id) for record in before if record.name] if journal is not None else None
+        self._workers_before = living or []
+        self._missing_timer: Optional[asyncio.TimerHandle] = None
+        first_attempt = 1000 + secrets.randbelow(1 << 24)
+        self._tell(ev.Started(living, first_attempt, living is not None and len(living) < len(before)))
         if journal is not None:
             self._open_jobs(journal).recover()
+        self._is_recovering = False
 
     async def start(self, listener: socket.socket) -> None:
         """Serve on a listening socket, which is ours from now on."""
         listener.setblocking(False)
         self._server = await self._loop.create_server(self._accept, sock=listener)
+        if self._workers_before:
+            self._missing_timer = self._loop.call_later(RECOVERY_SECONDS, self._forget_missing)
         self.events.note("started", f"the coordinator of mesh {self.mesh} has started")
 
     async def stop(self) -> None:
@@ -180,6 +223,8 @@ class Coordinator:
         for link in links:
             link.close("the coordinator was stopped")
         self._alarm.cancel()
+        if self._missing_timer is not None:
+            self._missing_timer.cancel()
         if self._jobs is not None:
             self._jobs.close()
         self._objects.close()
@@ -242,36 +287,52 @@ class Coordinator:
             except ValueError as error:
                 self._refuse(link, "protocol", str(error))
                 return
+            try:
+                held, finished = _held_from_wire(message.held), _attempts_from_wire(message.finished)
+            except (TypeError, ValueError) as error:
+                self._refuse(link, "protocol", f"this is not what a worker can have: {error}")
+                return
             ident = WorkerId(message.worker)
-            before = self._workers.get(ident)
-            if before is not None:
-                self._lose_worker(before, "it connected again")
-                before.link.abort()
             self._strangers.pop(link, None)
-            worker = link.peer = _Worker(ident, link, facts.hostname)
-            self._workers[ident] = worker
-            logger.info("worker %s (%s, %d slots) joined from %s", ident, facts.hostname, facts.slots, link.address)
-            words = f"worker {ident} ({facts.hostname}, {facts.slots} slots) joined from {link.address}"
-            self.events.note("joined", words, worker=ident)
+            worker = self._workers.get(ident)
+            if worker is None:
+                worker = self._workers[ident] = _Worker(ident, link, facts.hostname)
+                what = "is back" if held or finished else "joined"
+            else:
+                what = "is back"
+                if worker.link is not None:  # Its old connection is dead, and we have not noticed.
+                    self._cut_off(worker)
+                worker.begin(link, facts.hostname)
+            link.peer = worker
+            logger.info("worker %s (%s, %d slots) %s from %s", ident, facts.hostname, facts.slots, what, link.address)
+            words = f"worker {ident} ({facts.hostname}, {facts.slots} slots) {what} from {link.address}"
+            self.events.note("joined" if what == "joined" else "returned", words, worker=ident)
             self._note_facts(worker, facts)
+            self._note_worker(worker)
             is_near = link.is_local and facts.hostname == socket.gethostname()
-            self._perform(self._cluster.handle(ev.WorkerConnected(ident, facts, is_near), now))
+            self._perform(self._cluster.handle(ev.WorkerConnected(ident, facts, is_near, held, finished), now))
         elif kind is RegisterClient and role == "client":
             number = ClientNumber(message.client)
             if not 0 < number < CLIENT_LIMIT:  # JOBS_CLIENT is our own.
                 self._refuse(link, "protocol", f"client number {number} is out of range")
                 return
-            before_client = self._clients.get(number)
-            if before_client is not None:
-                # It came back before we noticed that its old connection is dead; strangers cannot guess 31 random bits.
-                self._lose_client(before_client)
-                before_client.link.abort()
             self._strangers.pop(link, None)
-            link.peer = _Client(number, link, message.name)
-            self._clients[number] = link.peer
+            # One that is known came back, maybe before we noticed that its old connection is dead: strangers cannot guess 31 random bits.
+            client = self._clients.get(number)
+            if client is not None:
+                if client.link is not None:
+                    self._cut_off(client)
+                if not message.resumes:
+                    self._lose_client(client)
+                    client = None
+            if client is None:
+                client = self._clients[number] = _Client(number, link, message.name)
+            client.link = link
+            client.name = message.name
+            link.peer = client
             if link.connection.workers != self._healthy:
                 link.send(MeshChanged(self._healthy))
-            self._perform(self._cluster.handle(ev.ClientConnected(number, message.name), now))
+            self._perform(self._cluster.handle(ev.ClientConnected(number, message.name, message.resumes), now))
         else:
             self._refuse(link, "protocol", f"a {role} must register before it sends {kind.__name__}")
 
@@ -289,7 +350,41 @@ class Coordinator:
         if self._strangers.pop(link, link) is None and closed.error is not None:
             logger.warning("refused %s: %s", link.address, closed.reason)
             self.events.note("refused", f"refused {link.address}: {closed.reason}")
-        self._lose(peer, closed.reason)
+        if closed.error is None:  # It said goodbye.
+            self._lose(peer, closed.reason)
+        elif type(peer) is _Worker:
+            if peer.link is link:
+                self._on_worker_away(peer, closed.reason)
+        elif type(peer) is _Client and peer.link is link:
+            logger.info("lost client %s: %s", peer.name, closed.reason)
+            self._cut_off(peer)
+            self._perform(self._cluster.handle(ev.ClientAway(peer.number), self._loop.time()))
+
+    def _on_worker_away(self, worker: _Worker, reason: str) -> None:
+        logger.info("lost the connection of worker %s (%s): %s", worker.ident, worker.label, reason)
+        self.events.note(
+            "away", f"the connection of worker {worker.ident} ({worker.label}) broke: {reason}", worker=worker.ident
+        )
+        self._cut_off(worker)
+        self._perform(self._cluster.handle(ev.WorkerAway(worker.ident, reason), self._loop.time()))
+
+    def _cut_off(self, peer: _Peer) -> None:
+        """A peer's connection is over; what hung on it is gone, and what is kept for the peer is kept."""
+        link, peer.link = peer.link, None
+        if link is not None:
+            self._links.discard(link)
+            link.abort()
+        if type(peer) is _Worker:
+            for oid in list(self._held):  # It sends these again.
+                self._held[oid] = [held for held in self._held[oid] if held[0] != peer.ident]
+            self._objects.peer_gone(peer.ident)
+        elif type(peer) is _Client:
+            for ident, results in peer.unconfirmed:
+                for result in results:
+                    self._keep(peer, ident, result)
+            peer.unconfirmed.clear()
+            peer.confirmed_count = 0
+            self._objects.peer_gone(peer.number)
 
     def _lose(self, peer: Optional[_Peer], reason: str) -> None:
         if type(peer) is _Worker:
@@ -299,20 +394,38 @@ class Coordinator:
 
     def _lose_worker(self, worker: _Worker, reason: str) -> None:
         if self._workers.get(worker.ident) is worker:
-            del self._workers[worker.ident]
-            logger.info("worker %s (%s) left: %s", worker.ident, worker.label, reason)
-            kind, word = ("left", "has left") if worker.is_leaving else ("died", "is lost")
-            self.events.note(kind, f"worker {worker.ident} ({worker.label}) {word}: {reason}", worker=worker.ident)
-            self._lost = (worker, reason)
+            worker.link = None
+            self._on_worker_gone(worker, reason, "left")
             self._perform(self._cluster.handle(ev.WorkerLost(worker.ident, reason), self._loop.time()))
-            self._lost = None
             self._objects.peer_gone(worker.ident)
+
+    def _on_worker_gone(self, worker: _Worker, reason: str, how: str) -> None:
+        """`how` is "left" or "died"."""
+        del self._workers[worker.ident]
+        how = "left" if worker.is_leaving else how
+        if self._journal is not None:
+            self._journal.worker_left(worker.ident)
+        words = f"worker {worker.ident} ({worker.label}) {'has left' if how == 'left' else 'is lost'}: {reason}"
+        logger.info("%s", words)
+        self.events.note(how, words, worker=worker.ident)
+        self._lost = (worker, reason)  # Until the actions that follow have been performed.
 
     def _lose_client(self, client: _Client) -> None:
         if self._clients.get(client.number) is client:
-            del self._clients[client.number]
+            client.link = None
             self._perform(self._cluster.handle(ev.ClientLost(client.number), self._loop.time()))
             self._objects.peer_gone(client.number)
+            self._end_client(client)
+
+    def _end_client(self, client: _Client) -> None:
+        """Nothing is kept for it any more."""
+        if self._clients.get(client.number) is client:
+            del self._clients[client.number]
+            for ident, results in client.unconfirmed:
+                self._forget_results(ident, [result[0] for result in results])
+            client.unconfirmed.clear()
+            for task_id in list(client.kept):
+                self._drop_kept(client, task_id)
             if self._jobs is not None:
                 self._jobs.client_gone(client.number)
             self._undefine(client.functions)
@@ -329,20 +442,26 @@ class Coordinator:
 
     def _on_client_message(self, client: _Client, kind: Any, message: Any) -> None:
         now = self._loop.time()
+        link = client.link
+        if link is None:
+            return  # It was refused a moment ago.
         if kind is SubmitTasks:
             problem = _wrong_with_ids(message.task_ids, client.number) or (
                 "as many payloads as task ids belong into SubmitTasks"
                 if len(message.task_ids) != len(message.payloads)
                 else "a task of that id is here already"
-                if not self._payloads.keys().isdisjoint(message.task_ids)
+                if not message.again and not self._payloads.keys().isdisjoint(message.task_ids)
                 else ""
             )
             if problem:
-                self._refuse(client.link, "protocol", problem)
+                self._refuse(link, "protocol", problem)
                 return
+            again = message.again
+            if again:
+                message = self._sift(client, message)
             is_plain = _BYTES.issuperset(map(type, message.payloads))
             if not is_plain and not all(map(is_payload, message.payloads)):
-                self._refuse(client.link, "protocol", "these are not the arguments of tasks")
+                self._refuse(link, "protocol", "these are not the arguments of tasks")
                 return
             self._payloads.update(zip(message.task_ids, message.payloads))
             ids = message.task_ids
@@ -362,11 +481,11 @@ class Coordinator:
                 late = {task_id for task_id, _ in dependents}
                 ids = [task_id for task_id in ids if task_id not in late]
             if ids:
-                self._perform(self._cluster.handle(ev.TasksSubmitted(client.number, message.spec, ids, large), now))
+                self._perform(self._cluster.handle(ev.TasksSubmitted(client.number, message.spec, ids, large, again), now))
             inputs_by_task = dict(large) if dependents else {}
             for task_id, producers in dependents:
                 inputs = inputs_by_task.get(task_id, ())
-                event = ev.DependentSubmitted(client.number, message.spec, task_id, producers, inputs)
+                event = ev.DependentSubmitted(client.number, message.spec, task_id, producers, inputs, again)
                 self._perform(self._cluster.handle(event, now))
                 if task_id in self._payloads:  # Otherwise it has ended already: an input is not known here.
                     for producer in producers:
@@ -374,50 +493,59 @@ class Coordinator:
         elif kind is CancelTasks:
             problem = _wrong_with_ids(message.task_ids, client.number)
             if problem:
-                self._refuse(client.link, "protocol", problem)
+                self._refuse(link, "protocol", problem)
                 return
             self._perform(self._cluster.handle(ev.CancelRequested(client.number, message.task_ids), now))
+        elif kind is ResultsReceived:
+            self._on_received(client, message.count)
+        elif kind is ResubmissionEnds:
+            for task_id in list(client.kept):
+                self._drop_kept(client, task_id)
+            self._perform(self._cluster.handle(ev.ResubmissionEnded(client.number), now))
         elif kind is DefineFunction:
             self._define(client, message.digest, message.body)
         elif kind is DefineCode:
             needs = tuple(message.needs)
             if any(part not in client.functions or self._needs_of(part) for part in needs):
-                self._refuse(client.link, "protocol", "code needs other code that was not defined, or that needs more")
+                self._refuse(link, "protocol", "code needs other code that was not defined, or that needs more")
                 return
             self._define(client, message.digest, _Code(message.archive, needs))
         elif kind is DefineSpec:
             try:
                 spec = spec_from_wire(message.spec)
             except ValueError as error:
-                self._refuse(client.link, "protocol", str(error))
+                self._refuse(link, "protocol", str(error))
                 return
             is_known = spec.function in client.functions and (not spec.code or spec.code in client.functions)
             if not is_known or (spec.code and type(self._functions[spec.code]) is not _Code):
-                self._refuse(client.link, "protocol", f"spec {message.number} refers to a function that was not defined")
+                self._refuse(link, "protocol", f"spec {message.number} refers to a function that was not defined")
                 return
             self._perform(self._cluster.handle(ev.SpecDefined(client.number, message.number, spec), now))
         elif kind is Query:
-            self._answer(client, message)
+            self._answer(client, link, message)
         elif kind is SubmitJob or kind is JobPayloads or kind is ChangeJob:
             self._open_jobs().on_message(client.number, message)
         elif self._objects.is_mine(kind):
-            problem = self._objects.handle(client.number, client.link, client.name, message)
+            problem = self._objects.handle(client.number, link, client.name, message)
             if problem:
-                self._refuse(client.link, "protocol", problem)
+                self._refuse(link, "protocol", problem)
         else:
-            self._refuse(client.link, "protocol", f"a client does not send {kind.__name__}")
+            self._refuse(link, "protocol", f"a client does not send {kind.__name__}")
 
     def _on_worker_message(self, worker: _Worker, kind: Any, message: Any) -> None:
         now = self._loop.time()
+        link = worker.link
+        if link is None:
+            return  # It was refused a moment ago.
         if kind is TasksFinished:
             results = message.results
             has_objects = _have_objects(results)
             if has_objects is None:
-                self._refuse(worker.link, "protocol", "these are not results of tasks")
+                self._refuse(link, "protocol", "these are not results of tasks")
                 return
             if has_objects:
                 if not all(result[2] != _OK or is_payload(result[3]) for result in results):
-                    self._refuse(worker.link, "protocol", "these are not results of tasks")
+                    self._refuse(link, "protocol", "these are not results of tasks")
                     return
                 results = self._hold_back(worker, results)
             self._on_results(worker, results, now, has_objects=has_objects)
@@ -427,7 +555,7 @@ class Coordinator:
             try:
                 facts = facts_from_wire(message.facts)
             except ValueError as error:
-                self._refuse(worker.link, "protocol", str(error))
+                self._refuse(link, "protocol", str(error))
                 return
             self._note_facts(worker, facts)
             self._perform(self._cluster.handle(ev.WorkerChanged(worker.ident, facts), now))
@@ -435,7 +563,7 @@ class Coordinator:
             try:
                 readings = readings_from_wire(message.readings)
             except ValueError as error:
-                self._refuse(worker.link, "protocol", str(error))
+                self._refuse(link, "protocol", str(error))
                 return
             self._perform(self._cluster.handle(ev.CardsMeasured(worker.ident, readings), now))
         elif kind is WorkerDraining:
@@ -443,11 +571,11 @@ class Coordinator:
             worker.is_leaving = True
             self._perform(self._cluster.handle(ev.WorkerDraining(worker.ident), now))
         elif self._objects.is_mine(kind):
-            problem = self._objects.handle(worker.ident, worker.link, worker.label, message)
+            problem = self._objects.handle(worker.ident, link, worker.label, message)
             if problem:
-                self._refuse(worker.link, "protocol", problem)
+                self._refuse(link, "protocol", problem)
         else:
-            self._refuse(worker.link, "protocol", f"a worker does not send {kind.__name__}")
+            self._refuse(link, "protocol", f"a worker does not send {kind.__name__}")
 
     def _needs_of(self, digest: bytes) -> Tuple[bytes, ...]:
         code = self._functions[digest]
@@ -470,6 +598,12 @@ class Coordinator:
         self._incoming, self._incoming_has_objects = results, has_objects
         self._perform(self._cluster.handle(ev.AttemptsFinished(worker.ident, results), now))
         self._incoming, self._incoming_has_objects = (), False
+        wanted, self._wanted = self._wanted, []
+        if sum(map(len, wanted)) != len(results):
+            taken = {result[0] for each in wanted for result in each}  # Only asked for membership.
+            unwanted = [result[0] for result in results if result[0] not in taken and result[2] != _NOT_RUN]
+            if unwanted:
+                self._forget_results(worker.ident, unwanted)
         if has_objects:
             for result in results:
                 if type(result[3]) is not bytes and result[2] == _OK:
@@ -504,7 +638,7 @@ class Coordinator:
 
     def _on_objects_freed(self, ident: str, oids: List[int]) -> None:
         worker = self._workers.get(WorkerId(ident))
-        if worker is not None:
+        if worker is not None and worker.link is not None:
             worker.link.send(FreeObjects(oids))
 
     def _forward_output(self, output: TaskOutput) -> None:
@@ -514,29 +648,45 @@ class Coordinator:
             if self._jobs is not None and output.task_id < SEQUENCE_LIMIT:
                 self._jobs.wrote(output.task_id, output.stream, output.data)
             return
-        if client.link.is_congested:
+        link = client.link
+        if link is None or link.is_congested:
             client.missed_bytes += len(output.data)
             return
         if client.missed_bytes:
             words = f"[gpumesh: {client.missed_bytes} bytes of output were dropped; this client reads too slowly]\n"
             client.missed_bytes = 0
-            client.link.send(output._replace(data=words.encode()))
-        client.link.send(output)
+            link.send(output._replace(data=words.encode()))
+        link.send(output)
 
-    def _answer(self, client: _Client, query: Query) -> None:
+    def _answer(self, client: _Client, link: PeerLink, query: Query) -> None:
         if query.what == "workers":
-            client.link.send(Answer(query.number, self._cluster.snapshot(self._loop.time()), ""))
+            link.send(Answer(query.number, self._cluster.snapshot(self._loop.time()), ""))
         elif query.what == "waiting":
-            client.link.send(Answer(query.number, self._cluster.waiting(self._loop.time()), ""))
+            link.send(Answer(query.number, self._cluster.waiting(self._loop.time()), ""))
         elif query.what == "events":
             since = query.arguments.get("since")
-            client.link.send(Answer(query.number, self.events.since(since if type(since) is int else 0), ""))
+            link.send(Answer(query.number, self.events.since(since if type(since) is int else 0), ""))
         elif query.what == "objects":
-            client.link.send(Answer(query.number, {**self._objects.usage(), "objects": self._objects.views()}, ""))
+            link.send(Answer(query.number, {**self._objects.usage(), "objects": self._objects.views()}, ""))
         elif query.what == "jobs" or query.what.startswith("job-") or query.what == "job":
             self._open_jobs().on_message(client.number, query)
         else:
-            client.link.send(Answer(query.number, None, f"this coordinator knows nothing of {query.what!r}"))
+            link.send(Answer(query.number, None, f"this coordinator knows nothing of {query.what!r}"))
+
+    def _note_worker(self, worker: _Worker) -> None:
+        """It is connected: after a restart it is waited for, unless it ends with this process."""
+        if self._journal is not None:
+            from gpumesh.journal.base import WorkerRecord
+
+            name = "" if worker.ident in self.own_workers else worker.label or "?"
+            self._journal.worker_joined(WorkerRecord(worker.ident, name, time.time()))
+
+    def _forget_missing(self) -> None:
+        """Workers of before that are not back by now: the next start need not wait for them."""
+        self._missing_timer = None
+        for ident in self._workers_before:
+            if ident not in self._workers and self._journal is not None:
+                self._journal.worker_left(ident)
 
     def _note_facts(self, worker: _Worker, facts: WorkerFacts) -> None:
         note_changes(self.events, worker.ident, worker.facts, facts)
@@ -562,11 +712,11 @@ class Coordinator:
                 self._fail(action)
             elif kind is act.Recall:
                 worker = self._workers.get(action.worker)
-                if worker is not None:
+                if worker is not None and worker.link is not None:
                     worker.link.send(RecallTasks(action.tasks, action.kill))
             elif kind is act.Notice:
                 client = self._clients.get(action.client)
-                if client is not None:
+                if client is not None and client.link is not None:
                     client.link.send(TaskNotice(action.task_id, action.text))
                 elif self._jobs is not None and action.client == JOBS_CLIENT:
                     self._jobs.noticed(action.task_id, action.text)
@@ -576,13 +726,34 @@ class Coordinator:
                     self._history.pop(task_id, None)
             elif kind is act.WorkersChanged:
                 self._healthy = action.count
-                for client in self._clients.values():
-                    client.link.send(MeshChanged(action.count))
-                for link in self._strangers:
-                    link.connection.workers = action.count
+                self._tell_workers(action.count)
             elif kind is act.Retrying:
                 self._on_retrying(action)
+            elif kind is act.Keep:
+                self._keep_for_absent(action)
+            elif kind is act.WorkerGone:
+                worker = self._workers.get(action.worker)
+                if worker is not None:
+                    self._on_worker_gone(worker, action.reason, "died")
+            elif kind is act.ClientGone:
+                client = self._clients.get(action.client)
+                if client is not None:
+                    self._end_client(client)
+        self._lost = None
         self._arm()
+
+    def _tell_workers(self, count: int) -> None:
+        """So many workers are healthy: clients want to know exactly, workers only how many would come back at once."""
+        for client in self._clients.values():
+            if client.link is not None:
+                client.link.send(MeshChanged(count))
+        for link in self._strangers:
+            if not link.connection.established:  # Else it has been told already, and hears of what differs when it registers.
+                link.connection.workers = count
+        for worker in self._workers.values():
+            if worker.link is not None and not 0.75 * worker.told <= count <= 1.25 * worker.told:
+                worker.told = max(1, count)
+                worker.link.send(MeshChanged(worker.told))
 
     def _on_retrying(self, action: act.Retrying) -> None:
         logger.info("task %x runs again (attempt %d) after %s", action.task_id, action.attempt, Status(action.status).name)
@@ -625,6 +796,9 @@ class Coordinator:
     def _deliver(self, action: act.Deliver) -> None:
         payloads = self._payloads
         if self._jobs is not None and action.client == JOBS_CLIENT:
+            if self._incoming:
+                self._wanted.append(action.results)
+                self._script_makers.update((result[0], action.worker) for result in action.results)
             self._jobs.ended(action.worker, action.results)
         if self._history:
             action = action._replace(results=self._with_history(action))
@@ -646,11 +820,96 @@ class Coordinator:
         self._ended += len(action.results)
         client = self._clients.get(action.client)
         if client is not None:
-            # What other tasks have been waiting for is seldom what the client waits for: it waits for those.
-            send = client.link.send_lazily if supplied == len(action.results) else client.link.send
-            send(TaskResults(action.worker, action.results))
+            if self._incoming:
+                self._wanted.append(action.results)
+            link = client.link
+            if link is None:
+                for result in action.results:
+                    self._keep(client, action.worker, result)
+            else:
+                client.unconfirmed.append((action.worker, action.results))
+                # What other tasks have been waiting for is seldom what the client waits for: it waits for those.
+                send = link.send_lazily if supplied == len(action.results) else link.send
+                send(TaskResults(action.worker, action.results))
         if not payloads:
             self._trim()
+
+    # --- results that have not arrived where they are wanted
+
+    def _on_received(self, client: _Client, count: int) -> None:
+        """A client has so many results, in all of this connection: whoever made them may forget them."""
+        unconfirmed = client.unconfirmed
+        while unconfirmed and client.confirmed_count + len(unconfirmed[0][1]) <= count:
+            ident, results = unconfirmed.popleft()
+            client.confirmed_count += len(results)
+            self._forget_results(ident, [result[0] for result in results])
+
+    def _forget_results(self, ident: str, task_ids: List[int]) -> None:
+        worker = self._workers.get(WorkerId(ident))
+        if worker is not None and worker.link is not None:
+            worker.link.send(ForgetResults(task_ids))
+
+    def _keep(self, client: _Client, ident: str, result: Result) -> None:
+        """For a client that is away."""
+        client.kept[result[0]] = (ident, result)
+        if type(result[2]) is not bytes and result[1] == _OK:
+            self._objects.grant_result(_keeper(client), result[2])
+
+    def _keep_for_absent(self, action: act.Keep) -> None:
+        """A result for a client that this coordinator has not seen yet, or that has not told yet what it waits for."""
+        if action.client == JOBS_CLIENT:
+            return  # It has always told what it waits for before anybody could send a result.
+        client = self._clients.get(action.client)
+        if client is None:
+            client = self._clients[action.client] = _Client(action.client, None, "")
+        self._keep(client, action.worker, action.result)
+        self._wanted.append((action.result,))
+
+    def _drop_kept(self, client: _Client, task_id: int) -> Tuple[str, Result]:
+        """A kept result is sent, or nobody wants it."""
+        ident, result = client.kept.pop(task_id)
+        self._forget_results(ident, [task_id])
+        if type(result[2]) is not bytes and result[1] == _OK:
+            self._objects.ungrant_result(_keeper(client), result[2])
+        return ident, result
+
+    def _sift(self, client: _Client, message: SubmitTasks) -> SubmitTasks:
+        """Tasks that a client submits again: those of which nothing is known here, or only what a worker has told."""
+        confirmed: List[int] = []
+        ids: List[int] = []
+        payloads: List[Any] = []
+        ready: Dict[str, List[Result]] = {}
+        is_final = True if not client.kept else self._cluster.retries_of(client.number, message.spec) == 0
+        for task_id, payload in zip(message.task_ids, message.payloads):
+            kept = client.kept.get(task_id)
+            if kept is not None:
+                ident, result = kept
+                if is_final or result[1] not in _TRIED_AGAIN:
+                    confirmed.append(task_id)
+                    ready.setdefault(ident, []).append(result)
+                    continue
+                self._drop_kept(client, task_id)
+            if self._cluster.is_confirmed(task_id):
+                confirmed.append(task_id)
+            else:
+                ids.append(task_id)
+                payloads.append(payload)
+        if confirmed:
+            self._perform(self._cluster.handle(ev.TasksConfirmed(client.number, confirmed), self._loop.time()))
+        for ident, results in ready.items():
+            self._send_kept(client, ident, results)
+        return SubmitTasks(message.spec, ids, payloads, True)
+
+    def _send_kept(self, client: _Client, ident: str, results: List[Result]) -> None:
+        """The client is back for these."""
+        assert client.link is not None
+        for result in results:
+            del client.kept[result[0]]
+            if type(result[2]) is not bytes and result[1] == _OK:
+                self._objects.grant_result(client.number, result[2])
+                self._objects.ungrant_result(_keeper(client), result[2])
+        client.unconfirmed.append((ident, results))
+        client.link.send(TaskResults(ident, results))
 
     def _supply(self, producer: int, status: int, payload: Any) -> None:
         """A result that others have among their arguments: it takes its places there."""
@@ -688,10 +947,17 @@ class Coordinator:
         client = self._clients.get(action.client)
         if client is not None:
             worker = str(details.get("worker", ""))
-            client.link.send(TaskResults(worker, [(action.task_id, int(action.status), details, 0.0)]))
+            results = [(action.task_id, int(action.status), details, 0.0)]
+            if client.link is None:
+                self._keep(client, worker, results[0])
+            else:
+                client.unconfirmed.append((worker, results))
+                client.link.send(TaskResults(worker, results))
 
     def _assign(self, action: act.Assign) -> None:
         worker = self._workers[action.worker]
+        link = worker.link
+        assert link is not None, f"worker {action.worker} is away"
         spec = action.spec
         number = worker.specs.get(spec)
         if number is None:
@@ -699,17 +965,17 @@ class Coordinator:
                 for digest in (*self._needs_of(spec.code), spec.code):
                     if digest not in worker.functions:
                         worker.functions.add(digest)
-                        worker.link.send(DefineCode(digest, *self._functions[digest]))
+                        link.send(DefineCode(digest, *self._functions[digest]))
             if spec.function not in worker.functions:
                 worker.functions.add(spec.function)
-                worker.link.send(DefineFunction(spec.function, self._functions[spec.function]))
+                link.send(DefineFunction(spec.function, self._functions[spec.function]))
             number = worker.specs[spec] = len(worker.specs)
-            worker.link.send(DefineSpec(number, spec))
+            link.send(DefineSpec(number, spec))
         payloads = self._payloads
         tasks = [(task, attempt, payloads[task]) for task, attempt in action.tasks]
         if self._objects.has_small:
             tasks = [(task, attempt, self._objects.inline(payload)) for task, attempt, payload in tasks]
-        worker.link.send(RunTasks(number, tasks, action.cards, action.ordinal))
+        link.send(RunTasks(number, tasks, action.cards, action.ordinal))
         if self._jobs is not None and action.tasks[0][0] < SEQUENCE_LIMIT:
             self._jobs.started([task for task, _ in action.tasks])
 
@@ -729,13 +995,13 @@ class Coordinator:
     def answer(self, client: int, number: int, value: Any, error: str = "", kind: str = "") -> None:
         """To a question or order of a client, if it is still there."""
         peer = self._clients.get(ClientNumber(client))
-        if peer is not None:
+        if peer is not None and peer.link is not None:
             peer.link.send(Answer(number, value, error, kind))
 
     def run_script_tasks(self, spec: int, rows: Sequence[int], payloads: Sequence[Any], *, again: bool) -> None:
         """Give tasks to the scheduler. `again`: workers may have them from before a restart."""
         self._payloads.update(zip(rows, payloads))
-        self._tell(ev.TasksSubmitted(JOBS_CLIENT, spec, rows))
+        self._tell(ev.TasksSubmitted(JOBS_CLIENT, spec, rows, (), again))
 
     def cancel_script_tasks(self, rows: Sequence[int], *, force: bool) -> None:
         """End these. `force`: without giving them time."""
@@ -752,7 +1018,7 @@ class Coordinator:
         """Tasks of that number are of this spec from now on; its code has been defined."""
         if not self._has_scripts:
             self._has_scripts = True
-            self._tell(ev.ClientConnected(JOBS_CLIENT, "jobs"))
+            self._tell(ev.ClientConnected(JOBS_CLIENT, "jobs", self._is_recovering))
         self._tell(ev.SpecDefined(JOBS_CLIENT, number, spec))
 
     def forget_script_code(self, digests: Iterable[bytes]) -> None:
@@ -789,9 +1055,17 @@ class Coordinator:
 
     def results_kept(self, rows: Sequence[int]) -> None:
         """The ends of these tasks are on disk: their workers may forget them."""
+        by_worker: Dict[str, List[int]] = {}
+        for row in rows:
+            ident = self._script_makers.pop(row, None)
+            if ident is not None:
+                by_worker.setdefault(ident, []).append(row)
+        for ident, task_ids in by_worker.items():
+            self._forget_results(ident, task_ids)
 
     def scripts_submitted_again(self) -> None:
         """After a restart: all that may be running has been given to `run_script_tasks`."""
+        self._tell(ev.ResubmissionEnded(JOBS_CLIENT))
 
     def note_job(self, kind: str, text: str, job: str) -> None:
         """Something for people has happened to a job: "accepted", "finished" or "cancelled"."""
@@ -866,3 +1140,45 @@ def _have_objects(results: Any) -> Optional[bool]:
     except (TypeError, ValueError):
         return None
     return has_objects
+
+
+def _workers_before(journal: Journal) -> Sequence[WorkerRecord]:
+    """Those that were connected when the journal was written last, and that nobody waits for any more from now on."""
+    reader = journal.reader()
+    try:
+        records = reader.workers()
+    finally:
+        reader.close()
+    for record in records:
+        if not record.name:
+            journal.worker_left(record.id)
+    return records
+
+
+def _keeper(client: _Client) -> str:
+    """Who refers to the objects in results that are kept for a client."""
+    return f"kept for {client.number}"
+
+
+def _attempts_from_wire(attempts: Any) -> List[Tuple[int, int]]:
+    """(task id, attempt) each.
+
+    Raises:
+        TypeError, ValueError: They are not.
+    """
+    found = [(task_id, attempt) for task_id, attempt in attempts]
+    if not all(type(task_id) is int and type(attempt) is int for task_id, attempt in found):
+        raise TypeError("an attempt is two numbers")
+    return found
+
+
+def _held_from_wire(held: Any) -> List[ev.Held]:
+    """What RegisterWorker.held says.
+
+    Raises:
+        TypeError, ValueError: It does not have the shape.
+    """
+    return [
+        ev.Held(spec_from_wire(spec), _attempts_from_wire(tasks), tuple(str(card) for card in cards), int(ordinal))
+        for spec, cards, ordinal, tasks in held
+    ]

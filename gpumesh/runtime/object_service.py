@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Un
 
 from gpumesh.config import FETCH_WINDOW_BYTES, INLINE_VALUE_BYTES, MIB
 from gpumesh.model.ids import WorkerId
-from gpumesh.model.payloads import Bundle, Later, OutOfBand, Stored, payload_bytes
+from gpumesh.model.payloads import Bundle, Later, OutOfBand, Stored, mentioned, payload_bytes
 from gpumesh.model.resources import show_bytes
 from gpumesh.protocol import messages as msg
 from gpumesh.protocol.connection import OBJECT_TRANSFER, ObjectDelivered
@@ -643,19 +643,6 @@ def _are_counts(objects: Any) -> bool:
         isinstance(each, tuple) and len(each) == 2 and type(each[0]) is int and type(each[1]) is int and each[1] > 0
         for each in objects
     )
-
-
-def mentioned(payload: Any) -> List[int]:
-    """The objects in a payload, each as often as it is mentioned."""
-    if type(payload) is Stored:
-        return [payload.oid]
-    if not isinstance(payload, tuple):
-        return []
-    oids = list(payload[2])
-    if type(payload[0]) is Stored:
-        oids.append(payload[0].oid)
-    oids.extend(value.oid for _, value in payload[1] if type(value) is Stored)
-    return oids
 
 
 def _parts_of(payload: Any) -> List[Any]:

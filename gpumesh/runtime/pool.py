@@ -328,16 +328,24 @@ class RunnerPool:
         """Use no more than so many slots for tasks without a card."""
         self._perform(self.local.allow(slots, self._loop.time()))
 
-    def abandon(self) -> None:
-        """The coordinator is lost: end everything, report nothing of it."""
-        self._payloads.clear()
-        self._packed_scripts.clear()
-        holding, self._holding = self._holding, set()
-        for task_id in holding:
-            self._owner.on_inputs_free(task_id)
-        self._perform(self.local.abandon())
-        if self._leases is not None:
-            self._perform(self._leases.abandon(self._loop.time()))
+    def held(self) -> List[Tuple[Tuple[Any, ...], Tuple[str, ...], int, List[Tuple[int, int]]]]:
+        """Every attempt that is here, in order: (spec, cards, ordinal, [(task id, attempt), ...]) of each spec on each lease."""
+        found: Dict[Tuple[int, Tuple[str, ...], int], List[Tuple[int, int]]] = {}
+        leased = self._leases.tasks() if self._leases is not None else []
+        for (cards, ordinal), tasks in [(((), 0), self.local.tasks()), *leased]:
+            for task in tasks:
+                if task.task_id in self._payloads:
+                    found.setdefault((task.spec, cards, ordinal), []).append((task.task_id, task.attempt))
+        return [(self._specs[spec], cards, ordinal, tasks) for (spec, cards, ordinal), tasks in found.items()]
+
+    def give_back_holding(self) -> None:
+        """What has inputs in the store and has not started goes back: the store cannot be relied on any more."""
+        if self._holding:
+            everything = [
+                *self.local.tasks(),
+                *(task for _, tasks in (self._leases.tasks() if self._leases else ()) for task in tasks),
+            ]
+            self.recall([(task.task_id, task.attempt) for task in everything if task.task_id in self._holding], kill=False)
 
     def send(self, runner: int, message: Any) -> bool:
         """Tell a runner something; False if it is gone."""

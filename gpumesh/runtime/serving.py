@@ -73,7 +73,9 @@ def run_coordinator(
         drains = []
         stopper = SignalStopper(lambda: drains.append(loop.create_task(drain())), end)
         here = Address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), bound).url
-        helper = _OwnWorker(lambda: add_worker(here, token, slots=slots, score=score)) if self_worker else None
+        helper: Optional[_OwnWorker] = None
+        if self_worker:
+            helper = _OwnWorker(lambda: add_worker(here, token, slots=slots, score=score), coordinator.own_workers.add)
         try:
             on_ready(Address(host, bound).url)
             await over
@@ -94,8 +96,9 @@ def run_coordinator(
 class _OwnWorker:
     """The machine of `gpumesh serve` as a worker of its mesh; started again, with growing pauses, when it ends by itself."""
 
-    def __init__(self, start: Callable[[], WorkerHandle]) -> None:
+    def __init__(self, start: Callable[[], WorkerHandle], on_started: Callable[[str], object]) -> None:
         self._start = start
+        self._on_started = on_started
         self._loop = asyncio.get_running_loop()
         self._failures = 0
         self._started_at = 0.0
@@ -108,6 +111,7 @@ class _OwnWorker:
         self._started_at = self._loop.time()
         try:
             handle = self._handle = self._start()
+            self._on_started(str(handle.info["id"]))
         except (MeshError, OSError) as error:
             self._again(str(error))
             return

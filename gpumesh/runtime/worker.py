@@ -8,8 +8,10 @@ import random
 import socket
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union
 
-from gpumesh.config import CONNECT_SECONDS, RECONNECT_FIRST_DELAY_SECONDS, RECONNECT_MAX_DELAY_SECONDS
+from gpumesh.config import CONNECT_SECONDS
 from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
+from gpumesh.model.outcomes import Status
+from gpumesh.model.payloads import mentioned
 from gpumesh.model.resources import CardReading, DeviceFacts, WorkerFacts
 from gpumesh.network.address import Address
 from gpumesh.protocol.connection import Closed, Connection, Established
@@ -17,6 +19,8 @@ from gpumesh.protocol.messages import (
     DefineCode,
     DefineFunction,
     DefineSpec,
+    ForgetResults,
+    MeshChanged,
     RecallTasks,
     RegisterWorker,
     RunTasks,
@@ -30,6 +34,7 @@ from gpumesh.runtime.facts import fresh_nonce, peer_facts
 from gpumesh.runtime.link import PeerLink
 from gpumesh.runtime.owner import Obedience, OwnerWatch
 from gpumesh.runtime.pool import Launch, PoolOwner, RunnerPool
+from gpumesh.runtime.reconnecting import Backoff, KeptResults
 from gpumesh.runtime.standing import Standing
 
 if TYPE_CHECKING:
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
     from gpumesh.runtime.worker_objects import WorkerObjects
 
 logger = logging.getLogger("gpumesh.worker")
+
+_OK, _CRASHED = int(Status.OK), int(Status.CRASHED)
 
 STOP_GRACE_SECONDS = 0.5  # Of a leaving worker: from the interrupt of what runs to the kill.
 STOP_SECONDS = 3.0  # In which all of that has been reported, or is not any more.
@@ -46,7 +53,8 @@ FINAL_ERRORS = (AuthenticationError, VersionMismatchError)
 class WorkerAgent(PoolOwner):
     """One worker of a mesh, from joining to leaving.
 
-    The agent looks for its coordinator again and again; a refused token or version, or a foreign server at the first try, ends it.
+    The agent looks for its coordinator again and again, and goes on with what it has meanwhile; results are kept until it is told that
+    they have arrived. A refused token or version, or a foreign server at the first try, ends it.
     """
 
     def __init__(
@@ -74,6 +82,8 @@ class WorkerAgent(PoolOwner):
         )
         self._link: Optional[PeerLink] = None
         self._specs: Dict[int, int] = {}  # Number on this connection -> number in the pool.
+        self._kept = KeptResults()
+        self._backoff = Backoff()
         self._is_draining = False
         self._over: asyncio.Future[Optional[BaseException]] = self._loop.create_future()  # Resolved when the agent is to end.
         self._lost: asyncio.Future[MeshError] = self._loop.create_future()  # Of the current connection.
@@ -150,29 +160,34 @@ class WorkerAgent(PoolOwner):
         self._loop.call_later(STOP_SECONDS, self._end, None)
 
     async def _serve(self) -> None:
-        delay = RECONNECT_FIRST_DELAY_SECONDS
         while not self._over.done():
             error = await self._connect_and_stay()
             if self._over.done():
                 break
             if isinstance(error, FINAL_ERRORS) or (isinstance(error, ProtocolError) and not self._has_joined):
                 raise error
-            if self._is_draining:
+            if self._is_draining and self._pool.is_idle and not len(self._kept):
                 break
             if self._was_joined():
-                delay = RECONNECT_FIRST_DELAY_SECONDS
+                self._backoff.reset()
                 logger.warning("lost the coordinator at %s (%s); trying again", self.address, error)
-                self._pool.abandon()
                 if self._objects is not None:
-                    self._objects.disconnected()
+                    self._lose_objects(self._objects)
             else:
                 logger.info("cannot reach the coordinator at %s (%s); trying again", self.address, error)
             self._link = None
-            await asyncio.wait([self._over], timeout=delay * random.uniform(0.5, 1.5))
-            delay = min(delay * 2, RECONNECT_MAX_DELAY_SECONDS)
+            await asyncio.wait([self._over], timeout=self._backoff.next(random.random()))
         failure = self._over.result() if self._over.done() else None
         if failure is not None:
             raise failure
+
+    def _lose_objects(self, objects: WorkerObjects) -> None:
+        """With the coordinator its store is gone: what was to come from there does not, and what lay there has to be made again."""
+        self._pool.give_back_holding()
+        objects.disconnected()
+        lost = [result for result in self._kept.values() if result[2] == _OK and mentioned(result[3])]
+        reason = {"reason": "its result was lost with the connection to the coordinator", "worker": self.facts.hostname}
+        self._kept.add((result[0], result[1], _CRASHED, reason, result[4]) for result in lost)
 
     def _was_joined(self) -> bool:
         return self._link is not None and bool(self._link.peer)
@@ -209,6 +224,10 @@ class WorkerAgent(PoolOwner):
             elif kind is DefineSpec:
                 fields = message.spec
                 self._specs[message.number] = self._pool.define_spec(fields, cores=fields[2][5], timeout=float(fields[3]))
+            elif kind is ForgetResults:
+                self._kept.forget(message.task_ids)
+            elif kind is MeshChanged:
+                self._backoff.workers = message.workers
             elif kind is RecallTasks:
                 wanted = message.tasks
                 if self._objects is not None:
@@ -235,12 +254,16 @@ class WorkerAgent(PoolOwner):
             self._objects.connected(link)
         self._has_joined = True
         facts = self.standing.told
-        link.send(RegisterWorker(self.worker_id, facts))
+        held = tuple((spec, cards, ordinal, tuple(tasks)) for spec, cards, ordinal, tasks in self._pool.held())
+        link.send(RegisterWorker(self.worker_id, facts, held, tuple(self._kept.attempts())))
+        for results in self._kept.batches():
+            link.send(TasksFinished(results))
         logger.info("joined the mesh at %s with %d slots", self.address, facts.slots)
         if self._on_joined is not None:
             self._on_joined({"id": self.worker_id, **facts._asdict()})
         if self._is_draining:
             link.send(WorkerDraining("leaving"))
+            self._leave_if_done()
 
     def change_score(self, score: float, *, rates: Tuple[Tuple[str, float], ...] = ()) -> None:
         """The benchmark of the CPU has an answer."""
@@ -274,6 +297,7 @@ class WorkerAgent(PoolOwner):
     def on_results(self, results: List[Tuple[int, int, int, Any, float]]) -> None:
         if self._objects is not None:
             self._objects.reported(results)
+        self._kept.add(results)
         if self._link is not None and self._link.connection.established:
             self._link.send(TasksFinished(results))
         if self._is_draining:
@@ -336,7 +360,8 @@ class WorkerAgent(PoolOwner):
             self._objects.runner_gone(runner)
 
     def _leave_if_done(self) -> None:
-        if self._pool.is_idle and (self._objects is None or self._objects.is_idle):
+        is_heard = self._link is not None and self._link.connection.established
+        if self._pool.is_idle and (self._objects is None or self._objects.is_idle) and (is_heard or not len(self._kept)):
             # One more turn of the loop: the last results leave first.
             self._loop.call_soon(self._end, None)
 

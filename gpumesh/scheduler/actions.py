@@ -70,10 +70,31 @@ class WorkersChanged(NamedTuple):
     count: int  # type: ignore[assignment]  # Hides tuple.count, which nobody needs here.
 
 
+class WorkerGone(NamedTuple):
+    """A worker was given up; what follows in the same list is about its tasks. `reason` is for people."""
+
+    worker: WorkerId
+    reason: str
+
+
+class ClientGone(NamedTuple):
+    """A client was given up: keep nothing for it any more."""
+
+    client: ClientNumber
+
+
+class Keep(NamedTuple):
+    """A result of a task that nobody here knows, (task id, Status, payload or dict, run seconds): its client may come back for it."""
+
+    client: ClientNumber
+    worker: WorkerId
+    result: Tuple[int, int, Any, float]
+
+
 class Forget(NamedTuple):
     """Nobody waits for these any more: drop their arguments."""
 
     task_ids: List[int]
 
 
-Action = Union[Assign, Recall, Deliver, Fail, Notice, Retrying, WorkersChanged, Forget]
+Action = Union[Assign, Recall, Deliver, Fail, Notice, Retrying, WorkersChanged, WorkerGone, ClientGone, Keep, Forget]

@@ -251,6 +251,23 @@ class Cards:
                 del self._idle[key]
         return lease
 
+    def reopen(self, need: Requirement, cards: Tuple[str, ...], ordinal: int) -> Optional[Lease]:
+        """The lease of a worker that is back and still has something under it; None if the books do not allow that any more."""
+        known = self._open.get((cards, ordinal))
+        if known is not None:
+            return known if known.need == need else None
+        wanted = self._known(need)
+        chosen = [self._cards[key] for key in cards if key in self._cards]
+        if not chosen or len(chosen) != len(cards) or any(card.is_whole or (wanted.count and card.leases) for card in chosen):
+            return None
+        lease = Lease(cards, ordinal, need, wanted.ask, wanted.part, wanted.count > 0)
+        for card in chosen:
+            card.add(lease)
+        self._leases[lease] = None
+        self._open[(cards, ordinal)] = lease
+        self._idle.pop((cards, ordinal), None)
+        return lease
+
     def close(self, lease: Lease) -> None:
         """Nothing runs under it any more, and nothing will."""
         del self._leases[lease]

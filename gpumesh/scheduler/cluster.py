@@ -1,33 +1,43 @@
-"""The brain of the coordinator: the only file that knows all parts of the scheduler, and the only one that acts. Pure.
+"""The brain of the coordinator: who is here, who is away, who is gone, and what follows for the tasks (flow.py moves them). Pure.
 
     event ──handle──> tables change ──> actions          time ──on_time──> actions
 
-Promises (invariants.py checks what can be seen between two events):
+    worker:  (unknown) ── connected ──> here ── connection breaks ──> away ── too late ──> (gone)
+                                         ^                             │
+                                         └──── connected again ────────┘   states what it has; see below
+    client:  the same; one that is back submits everything again that it still waits for
 
-1. A submitted task has exactly one end, a result in a Deliver or a Fail, unless its client leaves before.
-2. A task is in one place: waiting for inputs or for another try, ready in one queue, or assigned to one worker; an idempotent one may be assigned to more, at
-   attempts of different numbers, of which the first that ends counts. A fact with another attempt number changes nothing.
-3. A task with `retries=0` is never assigned again once it may have started.
-4. No slot is free on a worker that could run something that is ready, unless it would end it after everybody else has ended (horizon.py).
-5. What nobody here can ever run is told to its client after a while, and fails in the end.
-6. A task is ready when all its inputs have been delivered, and fails as soon as one of them has failed.
+A worker that is back, or that was at work for a coordinator before this one, tells what it has. Of each attempt:
+
+    assigned here, same number        it goes on
+    ready, or held back in recovery   it goes on, and is assigned from now on
+    of a client that is not here yet  it goes on; who does not come for it in time loses it
+    anything else                     recalled, as nobody wants it
+    assigned, and it has nothing of it: it never saw it, so back to the front of the queue without a strike
+
+Promises, beside those of flow.py:
+
+7. A connection that breaks and is there again in time costs no attempt, no result and no client's task.
+8. After a restart nothing is started that a worker of before may still have, until all of those are back or `RECOVERY_SECONDS` have
+   passed; what may run at most once is not started again unless all of them are back.
+9. Of results of one task the first that is valid is delivered, whoever it comes from; the others change nothing.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import repeat
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from collections import OrderedDict
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from gpumesh.config import (
-    LOOK_AGAIN_FRACTION,
-    LOOK_AGAIN_GROWTH,
-    LOOK_AGAIN_LEAST_SECONDS,
-    LOOK_AGAIN_MOST_SECONDS,
-    LOOK_SECONDS_PER_ATTEMPT,
-    LOOK_SHARE,
-    MAX_PENDING_TASKS_PER_CLIENT,
-    RECALL_AFTER_SECONDS,
+    ABSENT_CLIENT_SECONDS,
+    CLIENT_GRACE_SECONDS,
+    DEATH_GRACE_ROUND_TRIPS,
+    DEATH_GRACE_SECONDS,
+    EXPIRED_CLIENTS_KNOWN,
+    LOST_WORKERS_SHOWN,
+    RECOVERY_SECONDS,
+    WORKER_TTL_SECONDS,
 )
 from gpumesh.model.ids import SEQUENCE_BITS, ClientNumber, WorkerId
 from gpumesh.model.outcomes import Status
@@ -35,100 +45,65 @@ from gpumesh.model.tasks import TaskSpec
 from gpumesh.scheduler import events as ev
 from gpumesh.scheduler.actions import (
     Action,
-    Assign,
+    ClientGone,
     Deliver,
     Fail,
     Forget,
-    Notice,
+    Keep,
     Recall,
-    Retrying,
-    WorkersChanged,
+    WorkerGone,
 )
-from gpumesh.scheduler.copies import choose_copies
-from gpumesh.scheduler.delays import Delayed, Delays, backoff_seconds
-from gpumesh.scheduler.dependencies import Dependencies, Waiting
-from gpumesh.scheduler.explanation import explain, is_version_mismatch
-from gpumesh.scheduler.horizon import may_take
-from gpumesh.scheduler.idle import Idle
-from gpumesh.scheduler.locality import Locality
-from gpumesh.scheduler.nearest import Rooms, choose, room_at
-from gpumesh.scheduler.placement import (
-    HELD,
-    Placed,
-    Rescue,
-    allowance,
-    card_room,
-    place,
-    room,
-    rooms_for,
-    space,
-    surplus,
-)
-from gpumesh.scheduler.queues import Group, Lane, Queues
-from gpumesh.scheduler.snapshot import waiting_views, worker_views
-from gpumesh.scheduler.states import Batch, Client, Spec, TaskState, Worker, WorkerState
-from gpumesh.scheduler.supervision import Supervision
-from gpumesh.scheduler.throughput import Throughput
+from gpumesh.scheduler.cards import Lease
+from gpumesh.scheduler.delays import Delayed
+from gpumesh.scheduler.dependencies import Waiting
+from gpumesh.scheduler.flow import RAN, Flow, Returned
+from gpumesh.scheduler.queues import Group
+from gpumesh.scheduler.snapshot import gone_view, waiting_views, worker_views
+from gpumesh.scheduler.states import Batch, Client, Recovering, Spec, Worker, WorkerState
 
-_RAN = frozenset((int(Status.OK), int(Status.RAISED)))
-_RETRYABLE = int(Status.RETRYABLE)
-_CRASHED = int(Status.CRASHED)
-_NOT_RUN = int(Status.NOT_RUN)
-_LOST = int(Status.LOST)
 _CANCELLED = int(Status.CANCELLED)
-_INFEASIBLE = int(Status.INFEASIBLE)
-_REFUSED = int(Status.REFUSED)
-_HANDED_BACK = int(Status.HANDED_BACK)
-_OUT_OF_MEMORY = int(Status.OUT_OF_MEMORY)
-_INPUT_MISSING = int(Status.INPUT_MISSING)
-_INPUT_FAILED = int(Status.INPUT_FAILED)
+_LOST = int(Status.LOST)
 _OK = int(Status.OK)
 
-HELD_GROWTH = 1.25  # With so many times the tasks that were ready, who was held back is asked again.
-UNCAPPED = 1 << 62  # More than any allowance.
-
-Returned = Tuple[Spec, int]
-"""A task that goes back to the front of its queue."""
-
-Place = Union[Spec, Worker, Waiting, Delayed]
-"""Where a task is: ready in the queue of its spec, on a worker, waiting for its inputs, or until it may be tried again."""
+_LOST_AT_RESTART = (
+    "it may have been running when the coordinator was lost, and retries=0 means at most once, so it is not started again"
+)
 
 
-class Cluster:
-    """All tables of the mesh; see the module's promises."""
+class Cluster(Flow):
+    """All tables of the mesh; see the module's promises.
 
-    def __init__(self) -> None:
-        self._workers: Dict[WorkerId, Worker] = {}
-        self._clients: Dict[ClientNumber, Client] = {}
-        self._tasks: Dict[int, Place] = {}
-        self._dependencies = Dependencies()
-        self._queues = Queues()
-        self._throughput = Throughput()
-        self._supervision = Supervision()
-        self._delays = Delays()
-        self._cancelled: Dict[int, None] = {}  # Assigned, and their client wants them ended.
-        self._orphans: Dict[int, List[int]] = {}  # Task id -> attempts that still run somewhere for a client that left.
-        self._stuck: Dict[Group, None] = {}  # Ready tasks and nobody who could run them.
-        self._locality = Locality()
-        self._has_dead = False  # Some lane may hold ids of cancelled tasks.
-        self._idle = Idle()  # Healthy, with a free slot.
-        self._stacked: Dict[Worker, None] = {}  # More assigned than slots.
-        self._balance_at: Optional[float] = None  # When to look whether the stacked hold something for the idle.
-        self._copies: Dict[int, Dict[Worker, None]] = {}  # Tasks with more than one attempt under way: all who have one.
-        self._repeatable: Dict[Group, None] = {}  # With attempts under way that idle workers may repeat.
-        self._held: Dict[
-            Group, float
-        ] = {}  # With ready tasks that a worker with room may not take; ask again when there are so many.
-        self._look_at: Optional[float] = None  # When to ask the idle again about those two.
-        self._copies_at = 0.0  # Not before: looking through many attempts takes its time.
-        self._healthy = 0  # As last told in WorkersChanged.
+    Args:
+        worker_ttl: Seconds for which a lost worker is still shown.
+    """
+
+    def __init__(self, *, worker_ttl: float = WORKER_TTL_SECONDS) -> None:
+        super().__init__()
+        self._worker_ttl = worker_ttl
+        self._gone: OrderedDict[WorkerId, Tuple[float, Dict[str, Any]]] = OrderedDict()  # Until when each is shown, and how.
+        self._away: Dict[Worker, None] = {}
+        self._away_clients: Dict[Client, None] = {}
+        self._expired: OrderedDict[ClientNumber, None] = OrderedDict()  # Clients that are gone.
+        # Task -> who is about to send a result of it that is not expected, and of which attempt.
+        self._announced: Dict[int, Tuple[WorkerId, int]] = {}
+        self._expected: Optional[
+            Dict[WorkerId, None]
+        ] = {}  # Of before the restart and not back; None: not known who was there.
+        self._recover_at: Optional[float] = None  # Until then what is submitted again may be held back.
+        self._first_attempt = 1
+        self._has_lost = False  # Workers of before the restart have ended with it.
         self._handlers: Dict[type, Callable[[Any, float, List[Action]], None]] = {
+            ev.Started: self._on_started,
             ev.WorkerConnected: self._on_worker_connected,
             ev.WorkerChanged: self._on_worker_changed,
             ev.CardsMeasured: self._on_cards_measured,
             ev.WorkerDraining: self._on_worker_draining,
+            ev.WorkerAway: self._on_worker_away,
             ev.WorkerLost: self._on_worker_lost,
             ev.ClientConnected: self._on_client_connected,
+            ev.ClientAway: self._on_client_away,
+            ev.TasksConfirmed: self._on_tasks_confirmed,
+            ev.ResubmissionEnded: self._on_resubmission_ended,
             ev.ClientLost: self._on_client_lost,
             ev.SpecDefined: self._on_spec_defined,
             ev.TasksSubmitted: self._on_tasks_submitted,
@@ -160,11 +135,24 @@ class Cluster:
             due = min(due, delay)
         for group in self._stuck:
             due = min(due, group.due)
+        if self._away or self._away_clients:
+            for worker in self._away:
+                assert worker.away_until is not None, worker.id
+                due = min(due, worker.away_until)
+            for client in self._away_clients:
+                assert client.away_until is not None, client.number
+                due = min(due, client.away_until)
+        if self._recovering and self._recover_at is not None:
+            due = min(due, self._recover_at)
         return None if due == math.inf else due
 
     def on_time(self, now: float) -> List[Action]:
         """Time has passed; early calls do no harm."""
         actions: List[Action] = []
+        if self._away or self._away_clients:
+            self._give_up_the_away(now, actions)
+        if self._recovering:
+            self._settle_recovery(now, actions)
         if self._delays:
             self._return(self._delays.due(now), now, actions)
         if self._balance_at is not None and self._balance_at <= now:
@@ -178,63 +166,60 @@ class Cluster:
         return actions
 
     def snapshot(self, now: float) -> List[Dict[str, Any]]:
-        """One dict for each worker, in order of joining; the shape of `mesh.workers()`."""
-        return worker_views(self._workers.values())
+        """One dict for each worker, in order of joining, then those lost lately; the shape of `mesh.workers()`."""
+        while self._gone and next(iter(self._gone.values()))[0] <= now:
+            self._gone.popitem(last=False)
+        return [*worker_views(self._workers.values()), *(dict(view) for _, view in self._gone.values())]
 
     def waiting(self, now: float) -> List[Dict[str, Any]]:
         """One dict for each client's ready tasks of one requirement; the shape of `mesh.waiting()`."""
         return waiting_views(self._queues.ready(now), list(self._workers.values()), self._delays, now)
 
-    def attempts_of(self, task_id: int) -> List[Dict[str, Any]]:
-        """A pending task's failed attempts, oldest first, of very many the first and the newest; one dict each: `worker`, `status`."""
-        return self._supervision.attempts(task_id)
+    def is_confirmed(self, task_id: int) -> bool:
+        """Whether the task is here and its client has said, in this session, that it waits for it."""
+        return task_id in self._tasks and task_id not in self._adopted
 
-    def assigned_count(self) -> int:
-        """Attempts that workers have not reported yet."""
-        return sum(len(worker.assigned) + len(worker.orphans) for worker in self._workers.values())
-
-    def pending_count(self) -> int:
-        """Tasks that have not ended."""
-        return len(self._tasks)
-
-    def has_copies(self, task_id: int) -> bool:
-        """Whether more than one attempt at it is under way."""
-        return task_id in self._copies
-
-    def compact(self) -> None:
-        """Give back the memory of tables that are empty now; a dict that was emptied keeps its size."""
-        if not self._tasks:
-            self._tasks = {}
-            self._cancelled = {}
-
-    def executing_of(self, client: ClientNumber, now: float) -> Dict[int, Tuple[WorkerId, int, float]]:
-        """Tasks of a client that may be executing: (worker, attempt, seconds since they were sent there) of each."""
-        found: Dict[int, Tuple[WorkerId, int, float]] = {}
-        for worker in self._workers.values():
-            for task_id, batch in worker.running():
-                if batch.spec.client.number == client:
-                    found[task_id] = (worker.id, batch.attempt, now - batch.assigned_at)
-        return found
-
-    def state_of(self, task_id: int) -> TaskState:
-        """Where a task is."""
-        where = self._tasks.get(task_id)
-        if where is None:
-            return TaskState.GONE
-        if type(where) is Waiting:
-            return TaskState.WAITING
-        if type(where) is Delayed:
-            return TaskState.DELAYED
-        return TaskState.ASSIGNED if type(where) is Worker else TaskState.READY
+    def retries_of(self, client: ClientNumber, spec_number: int) -> int:
+        """How often tasks of a client's spec may be tried again; 0 for one that was never defined."""
+        known = self._clients.get(client)
+        spec = known.specs.get(spec_number) if known is not None else None
+        return spec.spec.retries if spec is not None else 0
 
     # --- workers
 
+    def _on_started(self, event: ev.Started, now: float, actions: List[Action]) -> None:
+        self._expected = None if event.workers is None else dict.fromkeys(event.workers)
+        self._first_attempt = event.first_attempt
+        self._has_lost = event.has_lost
+        if self._expected is None or self._expected:
+            self._recover_at = now + RECOVERY_SECONDS
+
     def _on_worker_connected(self, event: ev.WorkerConnected, now: float, actions: List[Action]) -> None:
-        if event.worker in self._workers:
-            self._on_worker_lost(ev.WorkerLost(event.worker, "it connected again"), now, actions)
-        worker = self._workers[event.worker] = Worker(event.worker, event.facts)
-        self._locality.join(worker, is_near=event.is_near)
+        worker = self._workers.get(event.worker)
+        returned: List[Returned] = []
+        if worker is None:
+            self._gone.pop(event.worker, None)
+            worker = self._workers[event.worker] = Worker(event.worker, event.facts)
+            self._locality.join(worker, is_near=event.is_near)
+        else:
+            self._withdraw(worker, now)
+            self._idle.discard(worker)
+            self._away.pop(worker, None)
+            worker.away_until = None
+            worker.is_draining = False
+            worker.change(event.facts)
+            has = dict(event.finished)
+            for held in event.held:
+                has.update(held.tasks)
+            returned = self._take_back_unseen(worker, has, actions)
+        self._take_in_held(worker, event, now, actions)
         self._admit(worker, now)
+        if self._expected:
+            self._expected.pop(event.worker, None)
+        if returned:
+            self._return(returned, now, actions)
+        if self._recovering:
+            self._settle_recovery(now, actions)
         self._refill(worker, now, actions)
         self._tell_workers(worker, actions)
 
@@ -266,14 +251,32 @@ class Cluster:
         self._settle(worker, now)
         self._tell_workers(worker, actions)
 
+    def _on_worker_away(self, event: ev.WorkerAway, now: float, actions: List[Action]) -> None:
+        worker = self._workers.get(event.worker)
+        if worker is None:
+            return
+        self._withdraw(worker, now)
+        self._forget_announced(worker)
+        worker.away_until = now + DEATH_GRACE_SECONDS + DEATH_GRACE_ROUND_TRIPS * worker.round_trip
+        worker.away_reason = event.reason
+        self._away[worker] = None
+        self._settle(worker, now)
+        self._tell_workers(worker, actions)
+
     def _on_worker_lost(self, event: ev.WorkerLost, now: float, actions: List[Action]) -> None:
         worker = self._workers.pop(event.worker, None)
         if worker is None:
             return
         self._withdraw(worker, now)
+        self._away.pop(worker, None)
         self._idle.discard(worker)
         self._stacked.pop(worker, None)
         self._locality.leave(worker)
+        if self._worker_ttl > 0:
+            self._gone[worker.id] = (now + self._worker_ttl, gone_view(worker, event.reason))
+            if len(self._gone) > LOST_WORKERS_SHOWN:
+                self._gone.popitem(last=False)
+        self._forget_announced(worker)
         for (task_id, attempt), batch in worker.orphans.items():
             self._forget_orphan(task_id, attempt)
             self._count_repeatable(batch.spec, -1)
@@ -305,66 +308,283 @@ class Cluster:
         self._return(returned, now, actions)
         self._tell_workers(worker, actions, is_gone=True)
 
-    def _admit(self, worker: Worker, now: float) -> None:
-        """Enter a worker wherever it can serve."""
-        if worker.state is WorkerState.HEALTHY:
-            for group in self._queues.groups.values():
-                width = worker.width_of(group.need)
-                if width is not None:
-                    group.workers[worker] = width
-                    group.is_saturated = False
-                    group.horizon = None
-                    self._stuck.pop(group, None)
-        self._settle(worker, now)
+    def _give_up_the_away(self, now: float, actions: List[Action]) -> None:
+        """Whoever is not back in time is lost."""
+        for worker in list(self._away):
+            if worker.away_until is not None and worker.away_until <= now:
+                actions.append(WorkerGone(worker.id, worker.away_reason))
+                self._on_worker_lost(ev.WorkerLost(worker.id, worker.away_reason), now, actions)
+        for client in list(self._away_clients):
+            if client.away_until is not None and client.away_until <= now:
+                self._on_client_lost(ev.ClientLost(client.number), now, actions)
+                actions.append(ClientGone(client.number))
 
-    def _withdraw(self, worker: Worker, now: float) -> None:
-        """Take a worker out of wherever it served."""
-        for group in self._queues.groups.values():
-            if group.workers.pop(worker, None) is None:
+    # --- what a worker that is back has
+
+    def _take_back_unseen(self, worker: Worker, has: Dict[int, int], actions: List[Action]) -> List[Returned]:
+        """What was sent to it and never arrived, or was recalled and the recall never did."""
+        returned: List[Returned] = []
+        recalls: List[Tuple[int, int]] = []
+        worker.recalled.clear()
+        for task_id, batch in list(worker.assigned.items()):
+            if has.get(task_id) == batch.attempt:
+                if self._cancelled and task_id in self._cancelled:
+                    recalls.append((task_id, batch.attempt))
                 continue
-            group.horizon = None
-            if group.count and not group.workers:
-                self._held.pop(group, None)
-                self._stuck[group] = None
-                group.wait_from(now)
+            spec = batch.spec
+            del worker.assigned[task_id]
+            worker.remove(batch, 1)
+            spec.client.holding -= batch.charge
+            spec.client.served -= batch.charge
+            self._count_repeatable(spec, -1)
+            if task_id in self._copies and self._drop_copy(worker, task_id):
+                continue
+            if self._cancelled and task_id in self._cancelled:
+                self._fail(spec, task_id, _CANCELLED, "cancelled before it started", actions)
+                continue
+            self._supervision.give_back(task_id)
+            returned.append((spec, task_id))
+        for (task_id, attempt), batch in list(worker.orphans.items()):
+            if has.get(task_id) == attempt:
+                recalls.append((task_id, attempt))
+                continue
+            del worker.orphans[task_id, attempt]
+            worker.remove(batch, 1)
+            self._count_repeatable(batch.spec, -1)
+            self._forget_orphan(task_id, attempt)
+        if recalls:
+            actions.append(Recall(worker.id, recalls, kill=True))
+        return returned
 
-    def _settle(self, worker: Worker, now: float) -> None:
-        """Keep the tables of the idle and the stacked, after each change of a worker's load."""
-        load = worker.load
-        if load < worker.slots:
-            self._stacked.pop(worker, None)
-            if worker.is_draining or worker.facts.problem:
-                self._idle.discard(worker)
-                return
-            self._idle.add(worker)
+    def _take_in_held(self, worker: Worker, event: ev.WorkerConnected, now: float, actions: List[Action]) -> None:
+        """What it has and we did not know of."""
+        unwanted: List[Tuple[int, int]] = []
+        for held in event.held:
+            for task_id, attempt in held.tasks:
+                if self._is_at(worker, task_id, attempt):
+                    continue
+                spec = self._spec_of(held.spec, task_id, now)
+                if spec is None or not self._go_on(worker, spec, task_id, attempt, held, now):
+                    unwanted.append((task_id, attempt))
+        for task_id, attempt in event.finished:
+            if self._is_at(worker, task_id, attempt):
+                continue
+            where = self._tasks.get(task_id)
+            if isinstance(where, (Spec, Recovering, Delayed)):
+                spec = where if isinstance(where, Spec) else where.spec
+                self._go_on(worker, spec, task_id, attempt, None, now)
+            elif where is not None or self._is_of_the_absent(task_id, now):
+                self._announced[task_id] = (worker.id, attempt)
+        if unwanted:
+            actions.append(Recall(worker.id, unwanted, kill=True))
+
+    def _forget_announced(self, worker: Worker) -> None:
+        for task_id in [task_id for task_id, (ident, _) in self._announced.items() if ident == worker.id]:
+            del self._announced[task_id]
+
+    def _is_at(self, worker: Worker, task_id: int, attempt: int) -> bool:
+        batch = worker.assigned.get(task_id)
+        return (batch is not None and batch.attempt == attempt) or (task_id, attempt) in worker.orphans
+
+    def _is_of_the_absent(self, task_id: int, now: float) -> bool:
+        """Whether the client of a task that is not here may still come for it; if nobody has seen it yet, it counts as away from now on."""
+        number = ClientNumber(task_id >> SEQUENCE_BITS)
+        client = self._clients.get(number)
+        if client is None:
+            if number in self._expired:
+                return False
+            client = self._clients[number] = Client(number, "")
+            client.is_known = False
+            client.away_until = now + ABSENT_CLIENT_SECONDS
+            self._away_clients[client] = None
+        if client.confirmed is not None:
+            return task_id not in client.confirmed
+        return client.away_until is not None
+
+    def _spec_of(self, spec: TaskSpec, task_id: int, now: float) -> Optional[Spec]:
+        """The spec under which an attempt at a task can go on; None if nobody wants it."""
+        where = self._tasks.get(task_id)
+        if isinstance(where, Spec):
+            return where
+        if isinstance(where, (Recovering, Delayed)):
+            return where.spec
+        if where is not None or not self._is_of_the_absent(task_id, now):
+            return None
+        client = self._clients[ClientNumber(task_id >> SEQUENCE_BITS)]
+        for known in [*client.specs.values(), *client.replaced]:
+            if known.spec == spec:
+                return known
+        found = self._new_spec(client, spec)
+        client.replaced.append(found)
+        return found
+
+    def _go_on(self, worker: Worker, spec: Spec, task_id: int, attempt: int, held: Optional[ev.Held], now: float) -> bool:
+        """An attempt that a worker has is assigned to it from now on; whether that is possible."""
+        lease: Optional[Lease] = None
+        width = 0
+        need = spec.group.need
+        if held is None or not need.needs_gpu:
+            width = worker.width_of(need) or 1
+        elif worker.cards is not None:
+            lease = worker.cards.reopen(need, tuple(held.cards), held.ordinal)
+        if not width and lease is None:
+            return False
+        where = self._tasks.get(task_id)
+        if isinstance(where, Spec):
+            self._unqueue(where, task_id)
+        elif isinstance(where, Recovering):
+            self._leave_recovery(where, task_id)
+        elif isinstance(where, Delayed):
+            self._delays.drop(task_id)
         else:
-            self._idle.discard(worker)
-            if load == worker.slots:
-                self._stacked.pop(worker, None)
-            else:
-                self._stacked[worker] = None
-        if self._balance_at is None and self._idle and self._stacked:
-            self._balance_at = now + RECALL_AFTER_SECONDS
+            if not spec.client.pending:
+                self._greet(spec.client)
+            spec.client.pending += 1
+            self._adopted[task_id] = None
+        self._supervision.resume(task_id, attempt)
+        self._enter(worker, Batch(spec, attempt, width, now, -1, self._charge(worker, spec, width or 1), lease), task_id)
+        return True
 
-    def _tell_workers(self, worker: Worker, actions: List[Action], *, is_gone: bool = False) -> None:
-        """Call after each change of a worker's state."""
-        is_healthy = not is_gone and worker.state is WorkerState.HEALTHY
-        if is_healthy is not worker.is_counted:
-            worker.is_counted = is_healthy
-            self._healthy += 1 if is_healthy else -1
-            actions.append(WorkersChanged(self._healthy))
+    # --- results of whom nobody has asked
+
+    def _on_unexpected(
+        self,
+        worker: Worker,
+        task_id: int,
+        attempt: int,
+        status: int,
+        payload: Any,
+        seconds: float,
+        now: float,
+        actions: List[Action],
+    ) -> None:
+        """A result of an attempt that is not assigned here: valid all the same if it was announced and its task has not ended."""
+        if self._announced.get(task_id) != (worker.id, attempt):
+            return
+        del self._announced[task_id]
+        where = self._tasks.get(task_id)
+        if where is None:
+            if self._is_of_the_absent(task_id, now):
+                number = ClientNumber(task_id >> SEQUENCE_BITS)
+                actions.append(Keep(number, worker.id, (task_id, status, payload, seconds)))
+            return
+        if status not in RAN or isinstance(where, Waiting) or task_id in self._cancelled:
+            return
+        if isinstance(where, Worker):
+            spec = where.assigned[task_id].spec
+            for other in self._copies.pop(task_id, (where,)):
+                self._orphan(other, [task_id], actions)
+                self._settle(other, now)
+        elif isinstance(where, Recovering):
+            spec = where.spec
+            self._leave_recovery(where, task_id)
+        elif isinstance(where, Delayed):
+            spec = where.spec
+            self._delays.drop(task_id)
+        else:
+            spec = where
+            self._unqueue(where, task_id)
+        del self._tasks[task_id]
+        self._adopted.pop(task_id, None)
+        self._supervision.forget(task_id)
+        self._locality.forget(task_id)
+        spec.client.pending -= 1
+        worker.done += 1
+        actions.append(Deliver(spec.client.number, worker.id, [(task_id, status, payload, seconds)]))
+        if task_id in self._dependencies:
+            for group in self._release([(task_id, status == _OK)], now, actions):
+                if group.count and group.workers and not group.is_saturated:
+                    self._distribute(group, now, actions)
 
     # --- clients
 
     def _on_client_connected(self, event: ev.ClientConnected, now: float, actions: List[Action]) -> None:
-        if event.client in self._clients:
+        client = self._clients.get(event.client)
+        if client is not None and event.resumes:
+            self._away_clients.pop(client, None)
+            client.away_until = None
+            client.name = event.name
+            client.confirmed = {}
+            return
+        if client is not None:
             self._on_client_lost(ev.ClientLost(event.client), now, actions)
-        self._clients[event.client] = Client(event.client, event.name)
+        client = self._clients[event.client] = Client(event.client, event.name)
+        if event.resumes:
+            client.is_known = False
+            client.confirmed = {}
+        else:
+            self._expired.pop(event.client, None)
+
+    def _on_client_away(self, event: ev.ClientAway, now: float, actions: List[Action]) -> None:
+        client = self._clients.get(event.client)
+        if client is not None:
+            client.away_until = now + CLIENT_GRACE_SECONDS
+            client.confirmed = None
+            self._away_clients[client] = None
+
+    def _on_tasks_confirmed(self, event: ev.TasksConfirmed, now: float, actions: List[Action]) -> None:
+        client = self._clients.get(event.client)
+        if client is not None and client.confirmed is not None:
+            client.confirmed.update(dict.fromkeys(event.task_ids))
+            for task_id in event.task_ids:
+                self._adopted.pop(task_id, None)
+
+    def _on_resubmission_ended(self, event: ev.ResubmissionEnded, now: float, actions: List[Action]) -> None:
+        client = self._clients.get(event.client)
+        if client is None or client.confirmed is None:
+            return
+        confirmed, client.confirmed = client.confirmed, None
+        client.is_known = True  # From now on; what is held back in recovery is.
+        number = event.client
+        for task_id in [task_id for task_id in self._announced if task_id >> SEQUENCE_BITS == number]:
+            del self._announced[task_id]
+        unwanted = [task_id for task_id in self._tasks if task_id >> SEQUENCE_BITS == number and task_id not in confirmed]
+        if unwanted:
+            self._drop(client, unwanted, now, actions)
+
+    def _drop(self, client: Client, task_ids: Sequence[int], now: float, actions: List[Action]) -> None:
+        """Its client does not wait for these any more."""
+        orphaned: Dict[Worker, List[int]] = {}
+        for task_id in task_ids:
+            where = self._tasks.get(task_id)
+            if where is None:
+                continue
+            if isinstance(where, Worker):
+                for worker in self._copies.pop(task_id, (where,)):
+                    orphaned.setdefault(worker, []).append(task_id)
+            elif isinstance(where, Waiting):
+                self._dependencies.drop(task_id, where)
+            elif isinstance(where, Recovering):
+                self._leave_recovery(where, task_id)
+            elif isinstance(where, Delayed):
+                self._delays.drop(task_id)
+            else:
+                self._unqueue(where, task_id)
+        for worker, ids in orphaned.items():
+            self._orphan(worker, ids, actions)
+            self._settle(worker, now)
+        for task_id in task_ids:
+            if self._tasks.pop(task_id, None) is None:
+                continue
+            client.pending -= 1
+            self._adopted.pop(task_id, None)
+            self._cancelled.pop(task_id, None)
+            self._supervision.forget(task_id)
+            self._locality.forget(task_id)
+            if task_id in self._dependencies:
+                self._fail_dependents(task_id, actions)
+        actions.append(Forget(list(task_ids)))
 
     def _on_client_lost(self, event: ev.ClientLost, now: float, actions: List[Action]) -> None:
         client = self._clients.pop(event.client, None)
         if client is None:
             return
+        self._away_clients.pop(client, None)
+        self._expired[event.client] = None
+        if len(self._expired) > EXPIRED_CLIENTS_KNOWN:
+            self._expired.popitem(last=False)
+        for task_id in [task_id for task_id in self._announced if task_id >> SEQUENCE_BITS == event.client]:
+            del self._announced[task_id]
         gone: List[int] = []
         for worker in self._workers.values():
             lost = [task_id for task_id, batch in worker.assigned.items() if batch.spec.client is client]
@@ -374,6 +594,9 @@ class Cluster:
         for task_id in gone:
             self._copies.pop(task_id, None)
             self._cancelled.pop(task_id, None)
+            self._adopted.pop(task_id, None)
+        for spec in [spec for spec in self._recovering if spec.client is client]:
+            gone.extend(self._recovering.pop(spec).ids)
         for group in list(self._queues.groups.values()):
             ids = group.drop(client)
             if ids:
@@ -397,811 +620,107 @@ class Cluster:
         if gone:
             actions.append(Forget(gone))
 
-    def _orphan(self, worker: Worker, task_ids: List[int], actions: List[Action]) -> None:
-        """Nobody waits for these any more, but they hold their slots until the worker reports them."""
-        recall: List[Tuple[int, int]] = []
-        for task_id in task_ids:
-            batch = worker.assigned.pop(task_id)
-            batch.spec.client.holding -= batch.charge
-            worker.orphans[task_id, batch.attempt] = batch
-            worker.recalled.pop(task_id, None)
-            self._orphans.setdefault(task_id, []).append(batch.attempt)
-            if task_id not in self._cancelled:  # Otherwise it has been recalled already.
-                recall.append((task_id, batch.attempt))
-        if recall:
-            actions.append(Recall(worker.id, recall, kill=True))
+    # --- submitted again
 
-    def _forget_orphan(self, task_id: int, attempt: int) -> None:
-        attempts = self._orphans[task_id]
-        attempts.remove(attempt)
-        if not attempts:
-            del self._orphans[task_id]
-
-    def _on_spec_defined(self, event: ev.SpecDefined, now: float, actions: List[Action]) -> None:
-        client = self._clients.get(event.client)
-        if client is None:
-            return
-        spec = event.spec
-        before = client.specs.get(event.number)
-        if before is not None:
-            if before.spec == spec:
-                return
-            client.replaced.append(before)
-        client.specs[event.number] = self._new_spec(client, spec)
-
-    def _new_spec(self, client: Client, spec: TaskSpec) -> Spec:
-        """A spec with all that is looked up for it; it counts in its group from now on."""
-        key = (spec.requirement, spec.priority, spec.packages)
-        group = self._queues.groups.get(key)
-        if group is None:
-            group = self._queues.groups[key] = Group(*key)
-            for worker in self._workers.values():
-                width = worker.width_of(group.need) if worker.state is WorkerState.HEALTHY else None
-                if width is not None:
-                    group.workers[worker] = width
-        group.specs += 1
-        function = self._throughput.function(spec.function, "gpu" if spec.requirement.needs_gpu else "")
-        return Spec(client, spec, function, group)
-
-    # --- tasks come in
-
-    def _on_tasks_submitted(self, event: ev.TasksSubmitted, now: float, actions: List[Action]) -> None:
-        number = event.client
-        client = self._clients.get(number)
-        ids = event.task_ids
-        spec = client.specs.get(event.spec_number) if client is not None else None
-        if client is None or spec is None:
-            self._refuse(number, ids, f"spec {event.spec_number} was never defined", actions)
-            return
-        fresh: Dict[int, Place] = dict.fromkeys(ids, spec)
-        if not ids:
-            return
-        if (
-            len(fresh) != len(ids)
-            or min(ids) >> SEQUENCE_BITS != number
-            or max(ids) >> SEQUENCE_BITS != number
-            or not self._tasks.keys().isdisjoint(fresh)
-            or client.pending + len(ids) > MAX_PENDING_TASKS_PER_CLIENT
-        ):
-            ids = self._screen(client, ids, actions)
-            fresh = dict.fromkeys(ids, spec)
-            if not ids:
-                return
-        if self._has_dead:
-            self._bury(client, fresh)
-        if self._orphans:
-            for task_id in ids:
-                if task_id in self._orphans:
-                    self._supervision.start_from(task_id, max(self._orphans[task_id]) + 1)
-
-        self._tasks.update(fresh)
-        if not client.pending:
-            self._greet(client)
-        client.pending += len(ids)
-        group = spec.group
-        for task_id, inputs in event.inputs:
-            if task_id in fresh:
-                self._locality.add(task_id, group, inputs)
-        group.push(spec, ids, now)
-        self._note(group)
-        if not group.workers:
-            self._stick(group, spec, now)
-        elif not group.is_saturated or group.count >= self._held.get(group, group.count + 1) or self._locality.concerns(group):
-            self._distribute(group, now, actions)
-
-    def _greet(self, client: Client) -> None:
-        """A client comes with its first task: it may catch up with what the others have under way, but not with what they ever had."""
-        others = [other.served - other.holding for other in self._clients.values() if other is not client and other.pending]
-        least = min(others) if others else max(other.served for other in self._clients.values())  # All idle: they are quits.
-        client.served = max(client.served, least)
-
-    def _on_dependent_submitted(self, event: ev.DependentSubmitted, now: float, actions: List[Action]) -> None:
-        client = self._clients.get(event.client)
-        spec = client.specs.get(event.spec_number) if client is not None else None
-        task_id = event.task_id
-        if client is None or spec is None:
-            self._refuse(event.client, [task_id], f"spec {event.spec_number} was never defined", actions)
-            return
-        if not self._screen(client, [task_id], actions):
-            return
-        for producer in event.producers:
-            if producer not in self._tasks or producer >> SEQUENCE_BITS != client.number:
-                actions.append(Fail(client.number, task_id, _INPUT_MISSING, {"input": producer}))
-                return
-        if self._has_dead:
-            self._bury(client, {task_id: spec})
-        if task_id in self._orphans:
-            self._supervision.start_from(task_id, max(self._orphans[task_id]) + 1)
-        self._tasks[task_id] = self._dependencies.add(task_id, spec, event.producers)
-        self._locality.extend(task_id, event.inputs)
-        if not client.pending:
-            self._greet(client)
-        client.pending += 1
-
-    def _on_result_stored(self, event: ev.ResultStored, now: float, actions: List[Action]) -> None:
-        for task_id in self._dependencies.dependents(event.task_id):
-            self._locality.extend(task_id, event.inputs)
-
-    def _on_news_of_objects(self, event: ev.ObjectNews, now: float, actions: List[Action]) -> None:
-        """Nothing follows at once: the next who looks for work sees it."""
-        if isinstance(event, ev.StoreShared):
-            self._locality.share(event.worker, event.is_shared)
-        elif isinstance(event, ev.CopyMade):
-            self._locality.copied(event.worker, event.oid)
-        elif isinstance(event, ev.CopiesGone):
-            self._locality.dropped(event.worker, event.oids)
-        else:
-            self._locality.moved(event.worker, event.nbytes, event.seconds)
-
-    def _screen(self, client: Client, ids: Sequence[int], actions: List[Action]) -> List[int]:
-        """Refuse what cannot be taken, return the rest."""
-        good: Dict[int, None] = {}
-        bad: List[int] = []
-        known: List[int] = []
-        room = MAX_PENDING_TASKS_PER_CLIENT - client.pending
-        too_many: List[int] = []
+    def _sift(self, client: Client, spec: Spec, ids: Sequence[int], now: float, actions: List[Action]) -> List[int]:
+        """Of tasks that a client has submitted before: those that are to be queued now. The others go on, are held back, or have failed."""
+        confirmed = client.confirmed
+        fresh: List[int] = []
+        held_back: List[int] = []
+        is_recovering = (
+            self._recover_at is not None and now < self._recover_at and not client.is_known and not self._are_all_back
+        )
         for task_id in ids:
-            if task_id >> SEQUENCE_BITS != client.number:
-                bad.append(task_id)
-            elif task_id in self._tasks or task_id in good:
-                known.append(task_id)
-            elif len(good) >= room:
-                too_many.append(task_id)
+            if confirmed is not None:
+                confirmed[task_id] = None
+            if task_id in self._tasks:
+                self._adopted.pop(task_id, None)
+                continue
+            announced = self._announced.pop(task_id, None)
+            worker = self._workers.get(announced[0]) if announced is not None else None
+            if announced is not None and worker is not None and self._go_on(worker, spec, task_id, announced[1], None, now):
+                self._adopted.pop(task_id, None)
+                self._settle(worker, now)
+            elif client.is_known and client.number not in self._expired:
+                fresh.append(task_id)  # It was on its way when the connection broke.
+            elif is_recovering and client.number not in self._expired:
+                held_back.append(task_id)
+            elif spec.spec.retries == 0 and (client.number in self._expired or not self._is_nothing_lost):
+                self._refuse_again(client, task_id, actions)
             else:
-                good[task_id] = None
-        self._refuse(client.number, bad, "its id belongs to another client", actions)
-        self._refuse(client.number, known, "a task with this id is pending already", actions)
-        limit = f"this client has {MAX_PENDING_TASKS_PER_CLIENT} tasks pending already; wait for some results first"
-        self._refuse(client.number, too_many, limit, actions)
-        return list(good)
+                if task_id not in self._orphans and not self._is_nothing_lost:
+                    self._supervision.start_from(task_id, self._first_attempt)
+                fresh.append(task_id)
+        if held_back:
+            if not client.pending:
+                self._greet(client)
+            client.pending += len(held_back)
+            recovering = self._recovering.get(spec)
+            if recovering is None:
+                recovering = self._recovering[spec] = Recovering(spec)
+            recovering.ids.update(dict.fromkeys(held_back))
+            self._tasks.update(dict.fromkeys(held_back, recovering))
+        return fresh
 
-    @staticmethod
-    def _refuse(client: ClientNumber, ids: Iterable[int], reason: str, actions: List[Action]) -> None:
-        for task_id in ids:
-            actions.append(Fail(client, task_id, _REFUSED, {"reason": reason, "attempts": []}))
+    def _may_depend_again(self, client: Client, spec: Spec, task_id: int, now: float, actions: List[Action]) -> bool:
+        """The same for one that waits for others: whether it is to be taken in."""
+        if client.confirmed is not None:
+            client.confirmed[task_id] = None
+        if task_id in self._tasks:
+            self._adopted.pop(task_id, None)
+            return False
+        if client.is_known and client.number not in self._expired:
+            return True
+        if spec.spec.retries == 0:
+            self._refuse_again(client, task_id, actions)
+            return False
+        self._supervision.start_from(task_id, self._first_attempt)
+        return True
 
-    def _bury(self, client: Client, fresh: Dict[int, Place]) -> None:
-        """Ids of cancelled tasks that are used again must be out of the queues first."""
-        self._has_dead = False
-        for group in self._queues.groups.values():
-            for lane in group.lanes.values():
-                if lane.dead:
-                    if lane.client is client and not lane.dead.isdisjoint(fresh):
-                        lane.clean()
-                    else:
-                        self._has_dead = True
+    def _refuse_again(self, client: Client, task_id: int, actions: List[Action]) -> None:
+        actions.append(Fail(client.number, task_id, _LOST, {"reason": _LOST_AT_RESTART, "attempts": []}))
 
-    def _note(self, group: Group) -> None:
-        """Call after each change of a group's count."""
-        self._queues.note(group)
-        if not group.count:
-            self._held.pop(group, None)
+    @property
+    def _are_all_back(self) -> bool:
+        """Whether every worker of before the restart that lives is here: what none of them has, nobody has."""
+        return self._expected is not None and not self._expected
 
-    # --- tasks go out
+    @property
+    def _is_nothing_lost(self) -> bool:
+        """Whether, beside that, what nobody has has never been started."""
+        return self._are_all_back and not self._has_lost
 
-    def _distribute(self, group: Group, now: float, actions: List[Action]) -> None:
-        """Place what is ready in one group, on whoever has room."""
-        rivals = self._queues.rivals(group)
-        self._held.pop(group, None)
-        if self._locality.matters and self._locality.concerns(group):
-            self._distribute_near(group, rivals, now, actions)
+    def _settle_recovery(self, now: float, actions: List[Action]) -> None:
+        """Queue what was held back, once nobody who may have it is missing or has been missing for too long."""
+        if not self._are_all_back and self._recover_at is not None and now < self._recover_at:
             return
-        while group.count:
-            lane = group.next_lane()
-            spec = lane.head
-            answer = place(group, spec, len(lane.runs[0].ids), rivals, self._idle, now)
-            if not isinstance(answer, Placed):
-                group.is_saturated = True
-                if answer is HELD:
-                    self._hold(group, spec, now)
-                break
-            for worker, count in answer.shares:
-                if group.lanes.get(spec.client.number) is not lane or lane.head is not spec:
-                    break  # Fewer were alive than the run is long.
-                taken = group.take(lane, count)
-                if taken:
-                    self._assign(worker, spec, group.workers[worker], taken, now, actions)
-                    self._settle(worker, now)
-        self._note(group)
-
-    def _refill(self, worker: Worker, now: float, actions: List[Action]) -> None:
-        """Give one worker what it should have: groups in their order, in each the client that has had least.
-
-        A group whose next task has to wait for room here caps what the ones after it may send ahead; otherwise long tasks, which
-        are not sent ahead, would wait for ever behind short ones, which are.
-        """
-        cap = UNCAPPED
-        for group in self._queues.ready(now):
-            width = group.workers.get(worker)
-            if width is None:
+        is_nothing_lost = self._is_nothing_lost
+        recovering, self._recovering = self._recovering, {}
+        groups: Dict[Group, None] = {}
+        for spec, each in recovering.items():
+            client = spec.client
+            ids = list(each.ids)
+            if spec.spec.retries == 0 and not is_nothing_lost:
+                for task_id in ids:
+                    del self._tasks[task_id]
+                    client.pending -= 1
+                    self._locality.forget(task_id)
+                    self._refuse_again(client, task_id, actions)
+                    if task_id in self._dependencies:
+                        self._fail_dependents(task_id, actions)
                 continue
-            if self._locality.matters and self._locality.concerns(group):
-                cap = self._refill_near(worker, group, cap, now, actions)
-                continue
-            is_served = False
-            turn = 0  # What a lane may send before it is the next one's turn.
-            while group.count:
-                lane = group.next_lane()
-                spec = lane.head
-                if width:
-                    allowed = min(cap, allowance(worker, spec, worker.slots))
-                    count = space(worker, group, allowed, width) if turn else room(worker, group, allowed, width)
-                else:
-                    allowed = allowance(worker, spec, 1)
-                    count = card_room(worker, group, allowed)
-                if count <= 0:
-                    if width:
-                        cap = allowed or cap  # What has to wait for an installer here caps nothing.
-                    break
-                if not may_take(worker, group, spec, now):
-                    self._hold(group, spec, now)
-                    break
-                turn = turn or max(1, count // len(group.lanes))
-                taken = group.take(lane, min(count, turn))
-                if taken:
-                    is_served = True
-                    self._assign(worker, spec, width, taken, now, actions)
-            if is_served:
-                if not group.count:
-                    self._note(group)
-                self._queues.served(group, now)
-        self._settle(worker, now)
-        if self._repeatable and worker.load < worker.slots:
-            self._look_for_copies(now, actions)
-
-    def _distribute_near(self, group: Group, rivals: Sequence[Group], now: float, actions: List[Action]) -> None:
-        """The same where some of the tasks have large inputs."""
-
-        def rooms_of(spec: Spec) -> Rooms:
-            return rooms_for(group, spec, group.workers, rivals, now, any_end=True)[0]
-
-        while group.count and self._hand_out(group, rooms_of, now, actions):
-            pass
-        group.is_saturated = bool(group.count)
-        self._note(group)
-
-    def _refill_near(self, worker: Worker, group: Group, cap: int, now: float, actions: List[Action]) -> int:
-        """The same; returns the cap for the groups behind this one."""
-        is_served = False
-        next_cap = cap
-
-        def rooms_of(spec: Spec) -> Rooms:
-            nonlocal next_cap
-            count, allowed = room_at(worker, group, spec, cap, is_next_turn=is_served)
-            if count <= 0:
-                if group.workers[worker]:
-                    next_cap = min(next_cap, allowed or next_cap)
-                return []
-            return [(worker, count)]
-
-        while group.count and self._hand_out(group, rooms_of, now, actions):
-            is_served = True
-        if is_served:
+            if not is_nothing_lost:
+                for task_id in ids:
+                    self._supervision.start_from(task_id, self._first_attempt)
+            group = spec.group
+            self._tasks.update(dict.fromkeys(ids, spec))
+            if self._has_dead:
+                self._bury(client, dict.fromkeys(ids, spec))
+            group.push(spec, ids, now)
             self._note(group)
-            self._queues.served(group, now)
-        return next_cap
-
-    def _hand_out(self, group: Group, rooms_of: Callable[[Spec], Rooms], now: float, actions: List[Action]) -> bool:
-        """Assign some tasks of a group to the workers that will end them first; whether there were any."""
-        choice = choose(group, self._locality, rooms_of, now)
-        spec = choice.run.spec
-        for task_id in choice.kept:
-            self._locality.keep(task_id, now)
-        if not choice.shares:
-            if choice.is_held:
-                self._hold(group, spec, now)
-            return False
-        for task_id in choice.passed:
-            self._locality.overtake(task_id)
-        for worker, ids in choice.shares:
-            group.pick(choice.lane, choice.run, ids)
-            self._assign(worker, spec, group.workers[worker], ids, now, actions)
-            self._settle(worker, now)
-        return True
-
-    def _assign(self, worker: Worker, spec: Spec, width: int, ids: List[int], now: float, actions: List[Action]) -> None:
-        """The one way into ASSIGNED for tasks that were ready; the worker's load is settled afterwards by who calls."""
-        spec.group.held_since = None
-        if len(ids) == 1:
-            self._tasks[ids[0]] = worker
-        else:
-            self._tasks.update(dict.fromkeys(ids, worker))
-        if width:
-            is_alone = worker.load < worker.slots and ids[0] not in self._locality  # Nor waits for its inputs.
-            probe = ids[0] if is_alone else -1
-            self._send(worker, Batch(spec, 1, width, now, probe, self._charge(worker, spec, width)), ids, actions)
-        else:
-            self._assign_leased(worker, spec, ids, now, actions)
-
-    def _assign_leased(self, worker: Worker, spec: Spec, ids: List[int], now: float, actions: List[Action]) -> None:
-        """The same on a worker's cards."""
-        assert worker.cards is not None, worker.id
-        need = spec.group.need
-        allowed = allowance(worker, spec, 1)
-        charge = self._charge(worker, spec, 1)
-        rest = ids
-        while rest:  # First one task for each lease that can be had, then what is sent ahead.
-            opened = worker.cards.open(need)
-            if opened is None:
-                break
-            self._send(worker, Batch(spec, 1, 0, now, rest[0], charge, opened), rest[:1], actions)
-            rest = rest[1:]
-        for lease, load in list(worker.leases.items()):
-            if rest and lease.need == need and load < allowed:
-                self._send(worker, Batch(spec, 1, 0, now, -1, charge, lease), rest[: allowed - load], actions)
-                rest = rest[allowed - load :]
-        assert not rest, f"{worker.id} was found to have room for {need}"
-
-    def _charge(self, worker: Worker, spec: Spec, width: int) -> float:
-        """Slot seconds that a client is charged for a task, until it is known what it took."""
-        return width * (worker.seconds(spec) if spec.function.is_known else 1.0)
-
-    def _send(self, worker: Worker, batch: Batch, ids: List[int], actions: List[Action]) -> None:
-        """Enter attempts wherever a worker's are kept."""
-        spec = batch.spec
-        count = len(ids)
-        if count == 1:
-            worker.assigned[ids[0]] = batch
-            tasks = [(ids[0], batch.attempt)]
-        else:
-            worker.assigned.update(dict.fromkeys(ids, batch))
-            tasks = list(zip(ids, repeat(batch.attempt)))
-        if self._locality.matters:
-            self._locality.sent(worker, ids)
-        worker.add(batch, count)
-        charge = batch.charge * count
-        spec.client.served += charge
-        spec.client.holding += charge
-        if spec.is_repeatable:
-            self._count_repeatable(spec, count)
-        supervision = self._supervision
-        if supervision:
-            for index, task_id in enumerate(ids):
-                if task_id in supervision:
-                    attempt = supervision.attempt_of(task_id)
-                    if attempt != batch.attempt:
-                        tasks[index] = (task_id, attempt)
-                        other = Batch(spec, attempt, batch.width, batch.assigned_at, -1, batch.charge, batch.lease)
-                        worker.assigned[task_id] = other
-        lease = batch.lease
-        if lease is None:
-            actions.append(Assign(worker.id, spec.spec, tasks))
-        else:
-            actions.append(Assign(worker.id, spec.spec, tasks, lease.cards, lease.ordinal))
-
-    # --- the last tasks
-
-    def _hold(self, group: Group, spec: Spec, now: float) -> None:
-        """Somebody has room for a ready task and must not take it: ask again when things may look different."""
-        self._held[group] = group.count * HELD_GROWTH + 1
-        fastest = group.horizon.fastest if group.horizon is not None and spec.function.is_known else LOOK_AGAIN_MOST_SECONDS
-        if group.held_since is None:
-            group.held_since = now
-        wait = max(LOOK_AGAIN_FRACTION * fastest, LOOK_AGAIN_GROWTH * (now - group.held_since))
-        self._look_again(now + min(LOOK_AGAIN_MOST_SECONDS, max(LOOK_AGAIN_LEAST_SECONDS, wait)))
-
-    def _look_again(self, when: float) -> None:
-        if self._look_at is None or when < self._look_at:
-            self._look_at = when
-
-    def _look(self, now: float, actions: List[Action]) -> None:
-        """Ask the idle again whether they want what they were not allowed to take, or a copy of what runs."""
-        self._look_at = None
-        for group in list(self._held):
-            self._distribute(group, now, actions)
-        self._look_for_copies(now, actions)
-
-    def _look_for_copies(self, now: float, actions: List[Action]) -> None:
-        """Let idle workers repeat what would end last."""
-        if not self._repeatable:
-            return
-        if now < self._copies_at:
-            self._look_again(self._copies_at)
-            return
-        seen = 0
-        unwanted = {**self._cancelled, **self._supervision.failed()}
-        for group in list(self._repeatable):
-            if self._queues.groups.get(group.key) is not group:
-                del self._repeatable[group]  # Its clients have left.
-                continue
-            if group.count:
-                continue  # What waits goes first.
-            found = choose_copies(group, self._workers.values(), unwanted, now, self._locality.fetch_seconds)
-            seen += found.seen
-            for worker, spec, task_id in found.starts:
-                self._start_copy(worker, spec, task_id, now, actions)
-            if found.look_again_seconds is not None:
-                self._look_again(now + found.look_again_seconds)
-        self._copies_at = now + seen * LOOK_SECONDS_PER_ATTEMPT / LOOK_SHARE
-
-    def _start_copy(self, worker: Worker, spec: Spec, task_id: int, now: float, actions: List[Action]) -> None:
-        """A further attempt at a task that is assigned already."""
-        first = self._tasks[task_id]
-        assert isinstance(first, Worker), task_id
-        assert task_id not in worker.assigned, task_id
-        width = spec.group.workers[worker]
-        lease = None
-        if not width:
-            lease = worker.cards.open(spec.group.need) if worker.cards is not None else None
-            if lease is None:
-                return
-        attempt = self._supervision.give_back(task_id)
-        self._copies.setdefault(task_id, {first: None})[worker] = None
-        charge = self._charge(worker, spec, width or 1)
-        self._send(worker, Batch(spec, attempt, width, now, -1, charge, lease), [task_id], actions)
-        self._settle(worker, now)
-
-    def _drop_copy(self, worker: Worker, task_id: int) -> bool:
-        """This worker's attempt has come to nothing; whether another is under way and goes on."""
-        places = self._copies[task_id]
-        del places[worker]
-        if self._tasks[task_id] is worker:
-            self._tasks[task_id] = next(iter(places))
-        if len(places) == 1:
-            del self._copies[task_id]
-        return True
-
-    def _end_copies(self, worker: Worker, task_id: int, now: float, actions: List[Action]) -> None:
-        """This worker's attempt was the first to end: the others are not wanted any more."""
-        for other in self._copies.pop(task_id):
-            if other is worker:
-                continue
-            batch = other.assigned[task_id]
-            spec = batch.spec
-            spec.function.observe_at_least(other.id, other.prior(spec.group.need), (now - batch.assigned_at) / spec.scale)
-            self._orphan(other, [task_id], actions)
-
-    def _count_repeatable(self, spec: Spec, count: int) -> None:
-        if spec.is_repeatable:
-            group = spec.group
-            group.repeatable += count
-            if group.repeatable:
-                self._repeatable[group] = None
-            else:
-                self._repeatable.pop(group, None)
-
-    # --- attempts come back
-
-    def _on_attempts_finished(self, event: ev.AttemptsFinished, now: float, actions: List[Action]) -> None:
-        worker = self._workers.get(event.worker)
-        if worker is None:
-            return
-        assigned = worker.assigned
-        tasks = self._tasks
-        is_odd = bool(
-            self._cancelled or worker.recalled or self._dependencies or self._copies or self._locality or self._supervision
-        )  # Some table has more to be told than those below.
-        awaited: List[Tuple[int, bool]] = []  # Tasks that others wait for, and whether they have a result.
-        delivered: Dict[ClientNumber, List[Tuple[int, int, Any, float]]] = {}
-        returned: List[Returned] = []
-        batch: Optional[Batch] = None  # That of the results before this one; what they sum up to is booked when it changes.
-        probe = -1
-        attempt_due = 0
-        out: List[Tuple[int, int, Any, float]] = []
-        count = ended = ran = 0
-        seconds_ran = 0.0
-        for task_id, attempt, status, payload, seconds in event.results:
-            found = assigned.get(task_id)
-            if found is not batch:
-                if found is None:
-                    self._on_late(worker, task_id, attempt)
-                    continue
-                if batch is not None:
-                    self._book(worker, batch, count, ended, ran, seconds_ran)
-                    count = ended = ran = 0
-                    seconds_ran = 0.0
-                batch = found
-                probe = batch.probe
-                attempt_due = batch.attempt
-                number = batch.spec.client.number
-                if number in delivered:
-                    out = delivered[number]
-                else:
-                    out = delivered[number] = []
-            if found is None or attempt != attempt_due:
-                self._on_late(worker, task_id, attempt)
-                continue
-            del assigned[task_id]
-            count += 1
-            if status != _NOT_RUN:
-                worker.ended_at = now
-            if status in _RAN:
-                ran += 1
-                seconds_ran += seconds
-                if task_id == probe:
-                    worker.observe_round_trip(now - found.assigned_at - seconds)
-            elif not self._ends(worker, found, task_id, status, returned, now, actions):
-                continue
-            if is_odd and task_id in self._copies:
-                self._end_copies(worker, task_id, now, actions)
-            ended += 1
-            del tasks[task_id]
-            out.append((task_id, status, payload, seconds))
-            if is_odd or attempt != 1:
-                self._cancelled.pop(task_id, None)
-                worker.recalled.pop(task_id, None)
-                self._supervision.forget(task_id)
-                self._locality.forget(task_id)
-                if task_id in self._dependencies:
-                    awaited.append((task_id, status == _OK))
-        if batch is not None:
-            self._book(worker, batch, count, ended, ran, seconds_ran)
-        for number, results in delivered.items():
-            if results:
-                actions.append(Deliver(number, worker.id, results))
-        if returned:
-            self._return(returned, now, actions)
-        groups = self._release(awaited, now, actions) if awaited else ()
-        self._refill(worker, now, actions)  # First: it has the results that were waited for.
-        for group in groups:
-            if group.count and group.workers and not group.is_saturated:
-                self._distribute(group, now, actions)
-
-    def _release(self, awaited: Sequence[Tuple[int, bool]], now: float, actions: List[Action]) -> Iterable[Group]:
-        """Tasks that others wait for have ended: those become ready, or fail as well; the groups with ready ones."""
-        groups: Dict[Group, None] = {}
-        for producer, has_result in awaited:
-            if not has_result:
-                self._fail_dependents(producer, actions)
-                continue
-            for task_id in self._dependencies.arrived(producer):
-                waiting = self._tasks[task_id]
-                assert type(waiting) is Waiting, task_id
-                spec = waiting.spec
-                group = spec.group
-                self._tasks[task_id] = spec
-                self._locality.settle(task_id, group)
-                group.push(spec, (task_id,), now)
-                self._note(group)
-                groups[group] = None
-                if not group.workers:
-                    self._stick(group, spec, now)
-        return groups
-
-    def _fail_dependents(self, producer: int, actions: List[Action]) -> None:
-        """What waits for this task can never run, and neither can what waits for that."""
-        failed = [(task_id, producer) for task_id in self._dependencies.failed(producer)]
-        while failed:
-            task_id, culprit = failed.pop()
-            waiting = self._tasks.pop(task_id)
-            assert type(waiting) is Waiting, task_id
-            client = waiting.spec.client
-            client.pending -= 1
-            self._supervision.forget(task_id)
-            self._locality.forget(task_id)
-            actions.append(Fail(client.number, task_id, _INPUT_FAILED, {"input": culprit}))
-            failed.extend((dependent, task_id) for dependent in self._dependencies.failed(task_id))
-
-    def _book(self, worker: Worker, batch: Batch, count: int, ended: int, ran: int, seconds: float) -> None:
-        """`count` tasks of a batch have left the worker; `ran` of them ran to their end, in so many seconds together."""
-        spec = batch.spec
-        client = spec.client
-        if count:
-            worker.remove(batch, count)
-            client.holding -= batch.charge * count
-            client.served -= batch.charge * (count - ran)
-            if spec.is_repeatable:
-                self._count_repeatable(spec, -count)
-        client.pending -= ended
-        worker.done += ended
-        if ran:
-            client.served += seconds * (batch.width or 1) - batch.charge * ran
-            spec.function.observe(worker.id, worker.prior(spec.group.need), seconds / spec.scale, ran)
-
-    def _ends(
-        self,
-        worker: Worker,
-        batch: Batch,
-        task_id: int,
-        status: int,
-        returned: List[Returned],
-        now: float,
-        actions: List[Action],
-    ) -> bool:
-        """Whether an attempt that did not run to its end is delivered as it is; if not, all that follows has been done."""
-        spec = batch.spec
-        if status == _OUT_OF_MEMORY:
-            larger = self._on_larger_cards(worker, batch)
-            if larger is not None:
-                spec = larger
-                status = _RETRYABLE
-        if status not in (_RETRYABLE, _CRASHED, _NOT_RUN, _HANDED_BACK):
-            self._supervision.forget(task_id)
-            return True
-        if status == _HANDED_BACK and spec.spec.retries == 0:
-            return True  # It had started.
-        worker.recalled.pop(task_id, None)
-        if task_id in self._copies and self._drop_copy(worker, task_id):
-            if status in (_RETRYABLE, _CRASHED):
-                self._note_strike(task_id, worker, status, actions)
-            return False
-        if self._cancelled and task_id in self._cancelled:
-            self._fail(spec, task_id, _CANCELLED, "cancelled", actions, worker=worker.id)
-            return False
-        if status in (_NOT_RUN, _HANDED_BACK):
-            self._supervision.give_back(task_id)
-            returned.append((spec, task_id))
-        elif self._supervision.strike(task_id, worker.id, status, retries=spec.spec.retries):
-            self._try_again(spec, task_id, worker, status, returned, now, actions)
-        else:
-            self._supervision.forget(task_id)
-            return True
-        return False
-
-    def _try_again(
-        self,
-        spec: Spec,
-        task_id: int,
-        worker: Worker,
-        status: int,
-        returned: List[Returned],
-        now: float,
-        actions: List[Action],
-    ) -> None:
-        """An attempt has failed here and is not the last one: the next is for now, or for later."""
-        actions.append(Retrying(task_id, self._supervision.attempt_of(task_id), worker.id, status))
-        wait = backoff_seconds(spec, self._supervision.strikes_of(task_id))
-        if wait:
-            self._tasks[task_id] = self._delays.add(task_id, spec, now + wait)
-        else:
-            returned.append((spec, task_id))
-
-    def _note_strike(self, task_id: int, worker: Worker, status: int, actions: List[Action]) -> None:
-        """An attempt has failed here while another goes on."""
-        self._supervision.note(task_id, worker.id, status)
-        other = self._tasks[task_id]
-        assert isinstance(other, Worker), task_id
-        actions.append(Retrying(task_id, other.assigned[task_id].attempt, worker.id, status))
-
-    def _on_larger_cards(self, worker: Worker, batch: Batch) -> Optional[Spec]:
-        """What a task is to be tried again as whose card's memory did not suffice; None if nobody has a larger one."""
-        spec = batch.spec
-        if batch.lease is None:
-            return None
-        largest = max((card.memory for card in worker.facts.devices if card.key in batch.lease.cards), default=0)
-        need = spec.spec.requirement._replace(gpu_memory=max(spec.spec.requirement.gpu_memory, largest + 1))
-        wanted = spec.spec._replace(requirement=need)
-        for known in spec.client.replaced:
-            if known.spec == wanted:
-                return known if known.group.workers else None
-        if not any(each.state is WorkerState.HEALTHY and each.width_of(need) is not None for each in self._workers.values()):
-            return None
-        larger = self._new_spec(spec.client, wanted)
-        spec.client.replaced.append(larger)
-        return larger
-
-    def _on_late(self, worker: Worker, task_id: int, attempt: int) -> None:
-        """A result nobody waits for: of a client that left, or overtaken."""
-        batch = worker.orphans.pop((task_id, attempt), None)
-        if batch is not None:
-            worker.remove(batch, 1)
-            self._count_repeatable(batch.spec, -1)
-            self._forget_orphan(task_id, attempt)
-
-    def _return(self, returned: List[Returned], now: float, actions: List[Action]) -> None:
-        """Tasks go back to the front of their queues, in the order in which they left them, and out again if there is room."""
-        groups: Dict[Group, None] = {}
-        for spec, task_id in reversed(returned):
-            group = spec.group
-            self._tasks[task_id] = spec
-            group.push_front(spec, task_id, now)
-            if group not in groups:
-                groups[group] = None
-                self._note(group)
+            groups[group] = None
             if not group.workers:
                 self._stick(group, spec, now)
         for group in sorted(groups, key=lambda group: -group.priority):
-            if group.workers:
+            if group.count and group.workers:
                 self._distribute(group, now, actions)
-
-    def _fail(
-        self,
-        spec: Spec,
-        task_id: int,
-        status: int,
-        reason: str,
-        actions: List[Action],
-        *,
-        worker: str = "",
-        cause: str = "",
-    ) -> None:
-        """A task ends by our decision; it is in no queue and on no worker any more. A `cause` is for programs."""
-        details: Dict[str, Any] = {"reason": reason, "attempts": self._supervision.attempts(task_id)}
-        if worker:
-            details["worker"] = worker
-        if cause:
-            details["cause"] = cause
-        del self._tasks[task_id]
-        self._supervision.forget(task_id)
-        self._locality.forget(task_id)
-        self._cancelled.pop(task_id, None)
-        spec.client.pending -= 1
-        actions.append(Fail(spec.client.number, task_id, status, details))
-        if task_id in self._dependencies:
-            self._fail_dependents(task_id, actions)
-
-    # --- cancelling
-
-    def _on_cancel_requested(self, event: ev.CancelRequested, now: float, actions: List[Action]) -> None:
-        recalls: Dict[Worker, List[Tuple[int, int]]] = {}
-        for task_id in event.task_ids:
-            if task_id >> SEQUENCE_BITS != event.client:
-                continue
-            where = self._tasks.get(task_id)
-            if where is None:
-                continue  # Its end is on the way.
-            if isinstance(where, Waiting):
-                self._dependencies.drop(task_id, where)
-                self._fail(where.spec, task_id, _CANCELLED, "cancelled before it started", actions)
-            elif isinstance(where, Delayed):
-                self._delays.drop(task_id)
-                self._fail(where.spec, task_id, _CANCELLED, "cancelled before it was tried again", actions)
-            elif isinstance(where, Spec):
-                where.group.kill(where.client, task_id)
-                self._has_dead = True
-                self._after_removal(where.group)
-                self._fail(where, task_id, _CANCELLED, "cancelled before it started", actions)
-            elif task_id not in self._cancelled:
-                self._cancelled[task_id] = None
-                for worker in self._copies.get(task_id, (where,)):
-                    recalls.setdefault(worker, []).append((task_id, worker.assigned[task_id].attempt))
-        for worker, tasks in recalls.items():
-            actions.append(Recall(worker.id, tasks, kill=True))
-
-    def _after_removal(self, group: Group) -> None:
-        """Tasks were taken out of a group other than by placing them."""
-        if not group.count:
-            self._note(group)
-            self._stuck.pop(group, None)
-
-    # --- what nobody can run
-
-    def _stick(self, group: Group, spec: Spec, now: float) -> None:
-        """A task of this spec was added to a group that nobody can run."""
-        if group not in self._stuck:
-            self._stuck[group] = None
-            group.due = math.inf
-        group.hasten(spec, now)
-
-    def _give_up(self, group: Group, now: float, actions: List[Action]) -> None:
-        """Tell the clients, and fail what has waited long enough."""
-        for lane in list(group.lanes.values()):
-            if group.lane_due(lane) > now:
-                continue
-            client = lane.client
-            workers = list(self._workers.values())
-            text = explain(lane.head.spec.name, group.need, workers, client=client.name)
-            cause = "version" if is_version_mismatch(group.need, workers) else ""
-            self._expire(group, lane, text, cause, now, actions)
-            if lane.count and group.need not in client.noticed:
-                client.noticed[group.need] = None
-                actions.append(Notice(client.number, next(lane.living()), text))
-        self._after_removal(group)
-        group.set_due()
-
-    def _expire(self, group: Group, lane: Lane, text: str, cause: str, now: float, actions: List[Action]) -> None:
-        for run in list(lane.runs):
-            timeout = run.spec.spec.placement_timeout
-            if timeout < 0 or run.since + timeout > now:
-                continue
-            ids = group.expire(lane, run)
-            for task_id in ids:
-                self._fail(run.spec, task_id, _INFEASIBLE, text, actions, cause=cause)
-
-    # --- balance
-
-    def _balance(self, now: float, actions: List[Action]) -> None:
-        """Ask tasks back that wait at one worker while another has nothing to do."""
-        self._balance_at = None
-        if not self._idle or not self._stacked:
-            return
-        idle = Rescue(self._idle, self._locality.fetch_seconds if self._locality.matters else None)
-        look_again = math.inf
-        for worker in self._stacked:
-            found = surplus(worker, idle, now)
-            look_again = min(look_again, found.look_again)
-            if found.tasks:
-                worker.recalled.update(dict.fromkeys(task_id for task_id, _ in found.tasks))
-                actions.append(Recall(worker.id, found.tasks, kill=False))
-        if look_again != math.inf:
-            self._balance_at = look_again

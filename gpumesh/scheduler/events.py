@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence, Tuple, Union
+from typing import Any, Optional, Sequence, Tuple, Union
 
 from gpumesh.model.ids import ClientNumber, WorkerId
 from gpumesh.model.records import NamedTuple
@@ -10,15 +10,47 @@ from gpumesh.model.resources import CardReading, WorkerFacts
 from gpumesh.model.tasks import TaskSpec
 
 
-class WorkerConnected(NamedTuple):
-    """A worker has joined. A known id means that it started its connection anew: what it had before is lost.
+class Started(NamedTuple):
+    """The coordinator serves from now on; told first.
 
-    `is_near`: it has at hand all that the coordinator stores, as far as can be told.
+    `workers`: those that were connected when it was last stopped; None: not known. `first_attempt`: attempts that start without
+    knowing what became of earlier ones count from here, higher than any number used before. `has_lost`: beside those there were workers
+    that ended with it, and what they had is lost.
+    """
+
+    workers: Optional[Sequence[WorkerId]]
+    first_attempt: int
+    has_lost: bool = False
+
+
+class Held(NamedTuple):
+    """What a worker says it has not finished: (task id, attempt) of one spec, under one lease if there are cards."""
+
+    spec: TaskSpec
+    tasks: Sequence[Tuple[int, int]]
+    cards: Tuple[str, ...] = ()
+    ordinal: int = 0
+
+
+class WorkerConnected(NamedTuple):
+    """A worker has joined, or is back: then its id is known, or it has something.
+
+    `is_near`: it has at hand all that the coordinator stores, as far as can be told. `finished`: (task id, attempt) of results that it
+    has kept; they follow in AttemptsFinished.
     """
 
     worker: WorkerId
     facts: WorkerFacts
     is_near: bool = False
+    held: Sequence[Held] = ()
+    finished: Sequence[Tuple[int, int]] = ()
+
+
+class WorkerAway(NamedTuple):
+    """A worker's connection broke without a goodbye; it may be back in a moment."""
+
+    worker: WorkerId
+    reason: str
 
 
 class WorkerChanged(NamedTuple):
@@ -49,10 +81,30 @@ class WorkerLost(NamedTuple):
 
 
 class ClientConnected(NamedTuple):
-    """A client has joined. A known number means that the one before is gone."""
+    """A client has joined. A known number means that the one before is gone, unless it `resumes`: then it submits all its tasks again."""
 
     client: ClientNumber
     name: str
+    resumes: bool = False
+
+
+class ClientAway(NamedTuple):
+    """A client's connection broke without a goodbye; it may be back in a moment."""
+
+    client: ClientNumber
+
+
+class ResubmissionEnded(NamedTuple):
+    """A client that resumes has told all that it still waits for; it has no use for anything else."""
+
+    client: ClientNumber
+
+
+class TasksConfirmed(NamedTuple):
+    """A client that resumes still waits for these; they are here, or their results are."""
+
+    client: ClientNumber
+    task_ids: Sequence[int]
 
 
 class ClientLost(NamedTuple):
@@ -74,12 +126,16 @@ Input = Tuple[int, int, Sequence[WorkerId]]
 
 
 class TasksSubmitted(NamedTuple):
-    """A client wants these run, in this order if it matters at all. `inputs`: (task id, inputs) of those whose inputs are large."""
+    """A client wants these run, in this order if it matters at all. `inputs`: (task id, inputs) of those whose inputs are large.
+
+    `again`: it has submitted them before, to this coordinator or to the one before, and workers may have them.
+    """
 
     client: ClientNumber
     spec_number: int
     task_ids: Sequence[int]
     inputs: Sequence[Tuple[int, Sequence[Input]]] = ()
+    again: bool = False
 
 
 class DependentSubmitted(NamedTuple):
@@ -90,6 +146,7 @@ class DependentSubmitted(NamedTuple):
     task_id: int
     producers: Sequence[int]
     inputs: Sequence[Input] = ()  # Those that exist.
+    again: bool = False  # As in TasksSubmitted.
 
 
 class ResultStored(NamedTuple):
@@ -145,12 +202,17 @@ class CancelRequested(NamedTuple):
 ObjectNews = Union[StoreShared, CopyMade, CopiesGone, BytesMoved]
 
 Event = Union[
+    Started,
     WorkerConnected,
+    WorkerAway,
     WorkerChanged,
     CardsMeasured,
     WorkerDraining,
     WorkerLost,
     ClientConnected,
+    ClientAway,
+    ResubmissionEnded,
+    TasksConfirmed,
     ClientLost,
     SpecDefined,
     TasksSubmitted,

@@ -48,6 +48,11 @@ def _check_places(cluster: Cluster) -> None:
         assert cluster._tasks.get(task_id) is delayed, f"36: task {task_id} waits for another try and is not in that state"
         places.setdefault(task_id, []).append(delayed)
     cluster._delays.check()
+    for spec, recovering in cluster._recovering.items():
+        assert recovering.spec is spec, "33: tasks are held back under another's spec"
+        assert recovering.ids, "33: nothing is held back under a spec"
+        for task_id in recovering.ids:
+            places.setdefault(task_id, []).append(recovering)
     for task_id, found in places.items():
         where = cluster._tasks.get(task_id)
         copies = cluster._copies.get(task_id)
@@ -95,11 +100,16 @@ def _check_workers(cluster: Cluster) -> None:
         assert booked == set(leases), f"28: worker {ident} has booked cards for other leases than those in use"
         takes = worker.state is WorkerState.HEALTHY
         healthy += takes
-        assert worker.is_counted == takes, f"10: worker {ident} is wrongly (not) counted as healthy"
+        is_away = worker.away_until is not None
+        assert (worker in cluster._away) == is_away, f"34: worker {ident} is wrongly (not) among those that are away"
+        healthy += is_away and worker.is_counted
+        assert is_away or worker.is_counted == takes, f"10: worker {ident} is wrongly (not) counted as healthy"
         assert (worker in cluster._idle) == (takes and load < worker.slots), (
             f"7: worker {ident} is wrongly (not) among the idle"
         )
-        assert (worker in cluster._stacked) == (load > worker.slots), f"7: worker {ident} is wrongly (not) among the stacked"
+        assert (worker in cluster._stacked) == (load > worker.slots and not is_away), (
+            f"7: worker {ident} is wrongly (not) among the stacked"
+        )
         for task_id in worker.recalled:
             assert task_id in worker.assigned, f"8: task {task_id} was recalled from worker {ident}, which does not have it"
         for (task_id, attempt), batch in worker.orphans.items():
@@ -208,10 +218,17 @@ def _check_clients(cluster: Cluster) -> None:
 def _check_odds(cluster: Cluster) -> None:
     for task_id in cluster._cancelled:
         assert isinstance(cluster._tasks.get(task_id), Worker), f"23: task {task_id} is being cancelled, but on no worker"
+    for task_id in cluster._adopted:
+        assert isinstance(cluster._tasks.get(task_id), Worker), (
+            f"35: task {task_id} was taken over from a worker and is on none"
+        )
+    for client in cluster._away_clients:
+        assert client.away_until is not None, f"34: client {client.number} is wrongly among those that are away"
+        assert cluster._clients.get(client.number) is client, f"34: client {client.number} is away and gone"
     for task_id in cluster._supervision.ids():
         assert task_id in cluster._tasks, f"24: task {task_id} has ended, and its history is kept"
     for worker in cluster._workers.values():
         for task_id, batch in worker.assigned.items():
             attempt = cluster._supervision.attempt_of(task_id)
-            is_newest = batch.attempt == attempt or (batch.attempt < attempt and batch.spec.is_repeatable)
+            is_newest = batch.attempt <= attempt
             assert is_newest, f"25: task {task_id} runs as attempt {batch.attempt}, its history says {attempt}"

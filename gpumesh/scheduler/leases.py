@@ -30,7 +30,7 @@ from gpumesh.model.outcomes import Status
 from gpumesh.model.records import NamedTuple
 from gpumesh.model.resources import DeviceFacts, Requirement
 from gpumesh.scheduler.cards import CONTEXT_BYTES
-from gpumesh.scheduler.local import Health, Kill, Kind, LocalPool, Report, RunnerState, SpecFacts, StartRunner
+from gpumesh.scheduler.local import Health, Kill, Kind, LocalPool, Report, RunnerState, SpecFacts, StartRunner, Task
 
 # A new process pays seconds for torch and its context; an idle one keeps half a gigabyte, or all its globals hold, from the card's owner.
 LEASE_IDLE_SECONDS = 60.0
@@ -161,6 +161,10 @@ class Leases:
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing runs."""
         return all(lease.pool.is_idle for lease in self._leases.values())
+
+    def tasks(self) -> List[Tuple[Key, List[Task]]]:
+        """Every attempt that has not been reported, by (cards, ordinal)."""
+        return [(key, lease.pool.tasks()) for key, lease in self._leases.items()]
 
     def knows(self, spec: int) -> bool:
         """Whether `on_spec` has been told of it."""

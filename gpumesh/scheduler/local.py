@@ -252,6 +252,11 @@ class LocalPool:
         """Attempts waiting for a runner."""
         return len(self._queue)
 
+    def tasks(self) -> List[Task]:
+        """Every attempt that has not been reported: what runners have first, in their order, then what waits."""
+        fed = [task for runner in self._runners.values() for task in runner.fed if task is not None]
+        return [*fed, *self._queue]
+
     def spec(self, number: int) -> SpecFacts:
         """What is known of a spec."""
         return self._specs[number]

@@ -76,13 +76,21 @@ def _worker_view(worker: Worker) -> Dict[str, Any]:
         device_name=device.name,
         score=device.score,
         cpu_score=facts.score,
-        alive=True,
+        alive=worker.away_until is None,
+        lost="" if worker.away_until is None else worker.away_reason,
         draining=worker.is_draining,
         running=running,
         queued=len(worker.assigned) - running,
         done=worker.done,
         round_trip=worker.round_trip,
     )
+    return view
+
+
+def gone_view(worker: Worker, reason: str) -> Dict[str, Any]:
+    """A worker that was lost, as it was: not alive, and `lost` says why."""
+    view = _worker_view(worker)
+    view.update(alive=False, lost=reason, running=0, queued=0)
     return view
 
 

@@ -4,6 +4,7 @@ A task has no object of its own while it waits: 100,000 pending tasks are ids in
 
     (submitted) ──> READY ──assign──> ASSIGNED ──ended──> (gone)
          │            ^ │                │ │ └──failed──> DELAYED ──later──> READY
+         ├─> RECOVERING (after a restart) ──> READY, or ASSIGNED where it still is
          └─> WAITING ─┤ (its inputs exist)
                       │ └──cancelled, infeasible, client gone──> (gone)
                       └──given back, failed but may be retried──┘
@@ -35,12 +36,18 @@ class TaskState(enum.Enum):
     READY = "ready"
     DELAYED = "delayed"  # Failed, to be tried again later.
     ASSIGNED = "assigned"
+    RECOVERING = "recovering"
     GONE = "gone"
 
 
 TASK_MOVES: Dict[Tuple[TaskState, TaskState], str] = {
     (TaskState.GONE, TaskState.READY): "submitted",
     (TaskState.GONE, TaskState.WAITING): "submitted with results of other tasks among its arguments",
+    (TaskState.GONE, TaskState.RECOVERING): "submitted again after a restart, and perhaps still at a worker that is not back",
+    (TaskState.RECOVERING, TaskState.READY): "no worker that was there before has it",
+    (TaskState.RECOVERING, TaskState.ASSIGNED): "a worker is back and has it",
+    (TaskState.RECOVERING, TaskState.GONE): "cancelled, may have run and must not run twice, or its client left",
+    (TaskState.GONE, TaskState.ASSIGNED): "a worker is back and has it; its client is not back yet",
     (TaskState.WAITING, TaskState.READY): "the last of these results is there",
     (TaskState.WAITING, TaskState.GONE): "cancelled, one of these results will never be there, or its client left",
     (TaskState.READY, TaskState.ASSIGNED): "placed on a worker",
@@ -59,6 +66,7 @@ class WorkerState(enum.Enum):
     HEALTHY = "healthy"
     PROBLEM = "problem"  # Its facts say what; it may get well.
     DRAINING = "draining"  # For good.
+    AWAY = "away"  # Its connection is broken; it may be back in a moment.
     LOST = "lost"  # In no table any more.
 
 
@@ -69,16 +77,23 @@ WORKER_MOVES: Dict[Tuple[WorkerState, WorkerState], str] = {
     (WorkerState.PROBLEM, WorkerState.HEALTHY): "the problem is solved",
     (WorkerState.HEALTHY, WorkerState.DRAINING): "leaves when it has finished",
     (WorkerState.PROBLEM, WorkerState.DRAINING): "leaves when it has finished",
-    (WorkerState.HEALTHY, WorkerState.LOST): "gone",
-    (WorkerState.PROBLEM, WorkerState.LOST): "gone",
-    (WorkerState.DRAINING, WorkerState.LOST): "gone",
+    (WorkerState.HEALTHY, WorkerState.AWAY): "its connection broke",
+    (WorkerState.PROBLEM, WorkerState.AWAY): "its connection broke",
+    (WorkerState.DRAINING, WorkerState.AWAY): "its connection broke",
+    (WorkerState.AWAY, WorkerState.HEALTHY): "back",
+    (WorkerState.AWAY, WorkerState.PROBLEM): "back, but cannot run tasks",
+    (WorkerState.AWAY, WorkerState.LOST): "not back in time",
+    (WorkerState.HEALTHY, WorkerState.LOST): "said goodbye",
+    (WorkerState.PROBLEM, WorkerState.LOST): "said goodbye",
+    (WorkerState.DRAINING, WorkerState.LOST): "said goodbye",
 }
 
 
 class Client:
     """Someone who submits tasks and waits for their ends."""
 
-    __slots__ = ("number", "name", "specs", "replaced", "pending", "noticed", "served", "holding")
+    __slots__ = ("number", "name", "specs", "replaced", "pending", "noticed", "served", "holding", "is_known", "confirmed",
+                 "away_until")  # fmt: skip
 
     def __init__(self, number: ClientNumber, name: str) -> None:
         self.number = number
@@ -89,6 +104,11 @@ class Client:
         self.served = 0.0  # Slot seconds given to it, on the clock that all clients share: who has least is next.
         self.holding = 0.0  # The part of it charged for what workers have now.
         self.noticed: Dict[Requirement, None] = {}  # Told once that nobody can run this.
+        self.is_known = (
+            True  # To this coordinator from the start of its session; if not, some of its tasks may be at workers of before.
+        )
+        self.confirmed: Optional[Dict[int, None]] = None  # While it submits its tasks again: those that have come.
+        self.away_until: Optional[float] = None  # It is not connected; given up then.
 
 
 class Spec:
@@ -103,6 +123,16 @@ class Spec:
         self.group = group
         self.is_repeatable = spec.idempotent and spec.retries != 0  # Its tasks may run twice at the same time.
         self.scale = spec.cost or 1.0  # Length of its tasks over that of others of the function, as the user sees it.
+
+
+class Recovering:
+    """Tasks of one spec that were submitted again after a restart, and that a worker which is not back yet may have."""
+
+    __slots__ = ("spec", "ids")
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.ids: Dict[int, None] = {}
 
 
 class Batch:
@@ -135,7 +165,7 @@ class Worker:
     """A connected worker."""
 
     __slots__ = ("id", "facts", "slots", "speed", "is_draining", "assigned", "orphans", "recalled", "load", "foreign", "specs",
-                 "cards", "leases", "readings", "round_trip", "trips", "done", "ended_at", "is_counted")  # fmt: skip
+                 "cards", "leases", "readings", "round_trip", "trips", "done", "ended_at", "is_counted", "away_until", "away_reason")  # fmt: skip
 
     def __init__(self, ident: WorkerId, facts: WorkerFacts) -> None:
         self.id = ident
@@ -159,6 +189,8 @@ class Worker:
         self.done = 0  # Tasks delivered from here.
         self.ended_at = 0.0  # When results came from here last.
         self.is_counted = False  # Among the healthy ones that clients are told of.
+        self.away_until: Optional[float] = None  # It is not connected; given up then.
+        self.away_reason = ""
 
     def change(self, facts: WorkerFacts) -> None:
         """It has told new facts."""
@@ -173,6 +205,8 @@ class Worker:
     @property
     def state(self) -> WorkerState:
         """Whether it takes tasks."""
+        if self.away_until is not None:
+            return WorkerState.AWAY
         if self.is_draining:
             return WorkerState.DRAINING
         return WorkerState.PROBLEM if self.facts.problem else WorkerState.HEALTHY

@@ -52,6 +52,12 @@ class Supervision:
         self._histories[task_id] = _History(attempt)
         self._failed.pop(task_id, None)
 
+    def resume(self, task_id: int, attempt: int) -> None:
+        """An attempt that was given up, or that nobody knew of, goes on: the next one has a higher number."""
+        if attempt != 1 or task_id in self._histories:
+            history = self._history(task_id)
+            history.attempt = max(history.attempt, attempt)
+
     def give_back(self, task_id: int) -> int:
         """A new attempt without a strike, and its number: the one before never started, was handed back, or goes on beside it."""
         history = self._history(task_id)

@@ -323,7 +323,7 @@ class ClusterMachine(RuleBasedStateMachine):
         assert self.cluster.pending_count() == len(self.open)
         assert self.cluster.assigned_count() == sum(map(len, self.at.values()))
         for view in self.cluster.snapshot(self.now):
-            assert view["running"] + view["queued"] <= len(self.at[view["id"]])
+            assert not view["alive"] or view["running"] + view["queued"] <= len(self.at[view["id"]])
 
     def teardown(self) -> None:
         """Everything that is open ends once there is a worker that can run all, and each time exactly once."""

@@ -32,6 +32,8 @@ from gpumesh.protocol.messages import (
     Query,
     RegisterClient,
     ReleaseRefs,
+    ResubmissionEnds,
+    ResultsReceived,
     SegmentCreated,
     StoreOffer,
     SubmitTasks,
@@ -44,7 +46,10 @@ from gpumesh.store.container import container_bytes, container_views, open_conta
 FACTS = PeerFacts("0", "3.11", "test")
 Result = Tuple[int, int, Any, float]
 SECRET = bytes(range(32))
-_RECORDED = (RegisterClient, DefineFunction, DefineSpec, Established, HoldRefs, ReleaseRefs, UnpinObjects, DeleteObjects)
+_RECORDED = (
+    RegisterClient, ResubmissionEnds, ResultsReceived, DefineFunction, DefineSpec, Established, HoldRefs, ReleaseRefs, UnpinObjects,
+    DeleteObjects,
+)  # fmt: skip
 
 
 class FakeMesh:

@@ -38,6 +38,7 @@ from gpumesh.protocol.messages import (
     DefineSpec,
     MeshChanged,
     RegisterClient,
+    ResubmissionEnds,
     SubmitTasks,
     TaskNotice,
     TaskOutput,
@@ -448,18 +449,30 @@ def test_after_a_lost_connection_pending_tasks_are_submitted_again_under_their_i
         session.close()
 
 
-def test_a_task_that_runs_at_most_once_is_not_submitted_again() -> None:
+def test_what_was_sent_before_is_marked_when_it_is_submitted_again_and_the_end_of_that_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with FakeMesh(answers=False) as mesh:
         session = connect(mesh)
-        once = start(session, spec=SPEC._replace(retries=0))
-        again = start(session)
+        first = start(session, spec=SPEC._replace(retries=0))
+        second = start(session)
         session.flush()
         mesh.until(lambda: len(mesh.tasks) == 2)
+        assert not any(message.resumes for message in mesh.received if type(message) is RegisterClient)
+        mesh.received.clear()
         mesh.answers = True
         mesh.drop()
-        assert again.result(10) == 1
-        with pytest.raises(MeshUnavailableError, match="at most once"):
-            once.result(10)
+        assert [first.result(10), second.result(10)] == [0, 1]
+
+        mesh.until(lambda: ResubmissionEnds() in mesh.received)
+        assert [message.resumes for message in mesh.received if type(message) is RegisterClient] == [True]
+        sent = [message for message in mesh.received if type(message) is SubmitTasks]
+        assert [(len(message.task_ids), message.again) for message in sent] == [(1, True), (1, True)]
+        assert type(mesh.received[-1]) is ResubmissionEnds
+        mesh.received.clear()
+        assert start(session).result(10) == 2
+        assert [message.again for message in mesh.received if type(message) is SubmitTasks] == [False]
+        assert caplog.text.count("lost the coordinator") == 1
         session.close()
 
 
