@@ -137,10 +137,12 @@ class MemoryJournal(Journal):
         if job is None:
             return self._answer(on_synced, f"there is no job {job_id}")
         again = [row for row, end in job.states.items() if end.status in statuses]
-        for row in again:
-            self._grow(job, -_end_bytes(job.states.pop(row)))
         if job.rest in statuses:
             job.rest = PENDING
+        for row in again:
+            self._grow(job, -_end_bytes(job.states.pop(row)))
+            if job.rest != PENDING:
+                job.pending[row] = False
         job.status, job.finished = status, 0.0
         self._finished.pop(job_id, None)
         return self._answer(on_synced)
@@ -165,12 +167,12 @@ class MemoryJournal(Journal):
         if job is not None:
             now = self._wall()
             kept = dict.fromkeys(row for row in except_rows if job.first <= row < job.first + job.tasks)
-            for row in job.started:
+            for row in job.pending:
                 if row not in kept:
                     job.states[row] = TaskEnd(row, task_status, 0, ended=now)
             if job.rest == PENDING:
                 job.rest, job.rest_since = task_status, now
-            job.started = {row: None for row in kept if row not in job.states}
+            job.pending = {row: True for row in kept if row not in job.states}
             job.status = status
         self._answer(on_synced)
 
@@ -178,7 +180,7 @@ class MemoryJournal(Journal):
         for row in rows:
             job = self._job_of(row)
             if job is not None and row not in job.states:
-                job.started[row] = None
+                job.pending[row] = True
         self._answer(on_synced)
 
     def end_tasks(self, ends: Sequence[TaskEnd], on_synced: Optional[OnSynced] = None) -> None:
@@ -186,7 +188,7 @@ class MemoryJournal(Journal):
             job = self._job_of(end.row)
             if job is not None:
                 before = job.states.get(end.row)
-                job.started.pop(end.row, None)
+                job.pending.pop(end.row, None)
                 job.states[end.row] = end
                 self._grow(job, _end_bytes(end) - (_end_bytes(before) if before is not None else 0))
         self._answer(on_synced)

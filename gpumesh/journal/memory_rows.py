@@ -21,7 +21,7 @@ from gpumesh.journal.base import (
 class MemoryJob:
     """One job; its tasks are known by their places in it."""
 
-    __slots__ = ("new", "first", "status", "finished", "is_accepted", "payloads", "missing", "states", "started", "rest",
+    __slots__ = ("new", "first", "status", "finished", "is_accepted", "payloads", "missing", "states", "pending", "rest",
                  "rest_since", "logs", "log_bytes", "nbytes")  # fmt: skip
 
     def __init__(self, new: NewJob, first: int, tasks: int) -> None:
@@ -33,7 +33,9 @@ class MemoryJob:
         self.payloads: List[Optional[Tuple[int, bytes]]] = [None] * tasks
         self.missing = tasks  # None among them.
         self.states: Dict[int, TaskEnd] = {}  # By row, of those that ended.
-        self.started: Dict[int, None] = {}  # Rows; none of them in `states`.
+        self.pending: Dict[
+            int, bool
+        ] = {}  # Row -> whether it has started, of those that are whatever the rest is; not in `states`.
         self.rest = PENDING  # What all others are.
         self.rest_since = 0.0
         self.logs: Dict[int, Deque[LogPart]] = {}
@@ -42,13 +44,13 @@ class MemoryJob:
 
     def state(self, row: int) -> str:
         end = self.states.get(row)
-        return end.status if end is not None else PENDING if row in self.started else self.rest
+        return end.status if end is not None else PENDING if row in self.pending else self.rest
 
     def record(self) -> JobRecord:
         counts: Dict[str, int] = {}
         for end in self.states.values():
             counts[end.status] = counts.get(end.status, 0) + 1
-        for status, number in ((PENDING, len(self.started)), (self.rest, self.tasks - len(self.states) - len(self.started))):
+        for status, number in ((PENDING, len(self.pending)), (self.rest, self.tasks - len(self.states) - len(self.pending))):
             if number:
                 counts[status] = counts.get(status, 0) + number
         new = self.new
@@ -127,7 +129,12 @@ class MemoryReader(JournalReader):
         return found
 
     def started(self) -> List[TaskRecord]:
-        return [job.task(row, payload=True, result=True) for job in self._accepted() for row in sorted(job.started)]
+        return [
+            job.task(row, payload=True, result=True)
+            for job in self._accepted()
+            for row in sorted(job.pending)
+            if job.pending[row]
+        ]
 
     def tasks(
         self,

@@ -58,7 +58,8 @@ class SqliteReader(JournalReader):
             for first, tasks, packed in self._packs(max(after + 1, record.first_row), last):
                 held = dict(
                     self._query(
-                        "SELECT row, status = ? FROM states WHERE row BETWEEN ? AND ?", (STARTED, first, first + tasks - 1)
+                        "SELECT row, status IN (?, ?) FROM states WHERE row BETWEEN ? AND ?",
+                        (STARTED, PENDING, first, first + tasks - 1),
                     )
                 )
                 if rest == PENDING:
@@ -70,11 +71,11 @@ class SqliteReader(JournalReader):
                 variants, payloads = self._unpacked(first, tasks, packed)
                 for row in rows:
                     payload = payloads[row - first]
-                    if found and (len(found) >= limit or size + len(payload) > max_bytes):
+                    if len(found) >= limit or (found and size + len(payload) > max_bytes):
                         return found
                     size += len(payload)
                     found.append(_pending_task(row, job_id, variants[row - first], payload))
-            return found[:limit]
+            return found
 
     def started(self) -> List[TaskRecord]:
         with self._snapshot():

@@ -5,7 +5,7 @@ function at the end of STEPS; one that was released is never edited. All missing
 old tables or the new ones.
 
 What has not happened has no row. A job knows its rows (`first_row ... first_row + tasks - 1`), the payloads lie in packs of many, and
-only a task that started or ended has a row in `states`; `rest` says what all others are. So a job of ten thousand tasks is accepted,
+only a task that started or ended has a row in `states`; `rest` of its job says what all others are. So a job of ten thousand tasks is accepted,
 and cancelled, with some dozen statements.
 """
 

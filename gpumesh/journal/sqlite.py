@@ -151,9 +151,7 @@ class SqliteJournal(Journal):
         return digest in self._codes
 
     def read(self, call: Callable[[JournalReader], T], then: Then[T]) -> None:
-        refusal = self._writer.add(Record(READ, self._start_read, (call, then), None, RECORD_BYTES))
-        if refusal is not None:
-            self._tell(lambda: then(None, refusal))
+        self._add(READ, self._start_read, (call, then), lambda error: then(None, error))
 
     def reader(self) -> JournalReader:
         return open_beside(self.path)
