@@ -27,6 +27,7 @@ from gpumesh.journal.base import (
     OnSynced,
     TaskEnd,
     WorkerRecord,
+    answer_read,
     nothing,
 )
 from gpumesh.journal.memory_rows import MemoryJob, MemoryReader
@@ -69,6 +70,7 @@ class MemoryJournal(Journal):
         self._codes: Dict[bytes, bytes] = {}
         self._nbytes = 0  # Of jobs and code.
         self._log_bytes = 0
+        self._parts = 0  # Of output, ever.
         self._events: Dict[int, EventRecord] = {}
         self._workers: Dict[str, WorkerRecord] = {}
 
@@ -215,13 +217,14 @@ class MemoryJournal(Journal):
         if job is None or not data or self._log_bytes > JOURNAL_LOG_BYTES or self.is_pressed:
             return
         parts = job.logs.setdefault(row, deque())
-        start = parts[-1].start + len(parts[-1].data) if parts else 0
+        start = parts[-1][1].start + len(parts[-1][1].data) if parts else 0
         kept = data[-JOURNAL_TASK_LOG_BYTES:]
-        parts.append(LogPart(start + len(data) - len(kept), attempt, stream, kept))
+        self._parts += 1
+        parts.append((self._parts, LogPart(start + len(data) - len(kept), attempt, stream, kept)))
         size = job.log_bytes.get(row, 0) + len(kept)
         change = len(kept)
         while size > JOURNAL_TASK_LOG_BYTES:
-            gone = len(parts.popleft().data)
+            gone = len(parts.popleft()[1].data)
             size -= gone
             change -= gone
         job.log_bytes[row] = size
@@ -245,10 +248,7 @@ class MemoryJournal(Journal):
         return digest in self._codes
 
     def read(self, call: Callable[[JournalReader], T], then: Callable[[Optional[T], Optional[JournalError]], None]) -> None:
-        def answer() -> None:
-            then(call(self.reader()), None)
-
-        self._call_soon(answer)
+        self._call_soon(lambda: answer_read(lambda: call(self.reader()), then))
 
     def reader(self) -> JournalReader:
         return MemoryReader(self._jobs, self._events, self._workers, self._codes)

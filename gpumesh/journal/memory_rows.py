@@ -8,6 +8,7 @@ from gpumesh.config import EVENTS_KEPT
 from gpumesh.journal.base import (
     PENDING,
     EventRecord,
+    JobLogPart,
     JobRecord,
     JournalReader,
     LogPart,
@@ -38,7 +39,7 @@ class MemoryJob:
         ] = {}  # Row -> whether it has started, of those that are whatever the rest is; not in `states`.
         self.rest = PENDING  # What all others are.
         self.rest_since = 0.0
-        self.logs: Dict[int, Deque[LogPart]] = {}
+        self.logs: Dict[int, Deque[Tuple[int, LogPart]]] = {}  # By row, with the numbers of parts.
         self.log_bytes: Dict[int, int] = {}
         self.nbytes = 0  # Payloads, results and output.
 
@@ -169,11 +170,30 @@ class MemoryReader(JournalReader):
     def log(self, row: int, since: int = 0) -> List[LogPart]:
         parts: List[LogPart] = []
         for job in self._jobs.values():
-            for part in job.logs.get(row, ()):
+            for _, part in job.logs.get(row, ()):
                 if part.start + len(part.data) > since:
                     cut = max(0, since - part.start)
                     parts.append(part._replace(start=part.start + cut, data=part.data[cut:]))
         return parts
+
+    def job_log(self, job_id: str, *, row: Optional[int] = None, after: int = 0, max_bytes: int) -> List[JobLogPart]:
+        job = self._get(job_id)
+        found: List[JobLogPart] = []
+        if job is None:
+            return found
+        size = 0
+        parts = [
+            JobLogPart(number, of, part.attempt, part.stream, part.data)
+            for of in (job.logs if row is None else [row])
+            for number, part in job.logs.get(of, ())
+            if number > after
+        ]
+        for part in sorted(parts):
+            size += len(part.data)
+            if found and size > max_bytes:
+                break
+            found.append(part)
+        return found
 
     def events(self, after: int = 0, limit: int = EVENTS_KEPT) -> List[EventRecord]:
         found = [event for number, event in sorted(self._events.items()) if number > after]

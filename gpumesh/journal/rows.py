@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from gpumesh.config import EVENTS_KEPT
 from gpumesh.errors import JournalError
-from gpumesh.journal.base import PENDING, EventRecord, JobRecord, JournalReader, LogPart, TaskRecord, WorkerRecord
+from gpumesh.journal.base import PENDING, EventRecord, JobLogPart, JobRecord, JournalReader, LogPart, TaskRecord, WorkerRecord
 from gpumesh.journal.files import damaged, explained
 from gpumesh.journal.packing import unpack_payloads, unpack_variants
 from gpumesh.journal.schema import ACCEPTED, STARTED
@@ -17,6 +17,7 @@ from gpumesh.journal.schema import ACCEPTED, STARTED
 _JOB = "id, name, script, code, options, submitted, status, finished, first_row, tasks, counts, rest, rest_since"
 _STATE = "row, status, attempts, worker, seconds, ended, error, history"
 _BATCH = 1000  # Rows of `states` read at once.
+_LOG_BATCH = 100  # Parts of output.
 
 
 class SqliteReader(JournalReader):
@@ -158,6 +159,32 @@ class SqliteReader(JournalReader):
                 start, data = since, data[since - start :]
             parts.append(LogPart(start, attempt, stream, data))
         return parts
+
+    def job_log(self, job_id: str, *, row: Optional[int] = None, after: int = 0, max_bytes: int) -> List[JobLogPart]:
+        found: List[JobLogPart] = []
+        size = 0
+        with self._snapshot():
+            job = self._bare_job(job_id)
+            if job is None:
+                return found
+            first, last = job[0].first_row, job[0].first_row + job[0].tasks - 1
+            if row is None:  # The plus keeps SQLite from another way than along the numbers, or along the task's parts.
+                which, values = "number > ? AND +row BETWEEN ? AND ?", (first, last)
+            else:
+                which, values = "+number > ? AND row BETWEEN ? AND ?", (max(first, row), min(last, row))
+            while True:
+                parts = self._query(
+                    f"SELECT number, row, attempt, stream, data FROM logs WHERE {which} ORDER BY number LIMIT ?",
+                    (after, *values, _LOG_BATCH),
+                )
+                for part in parts:
+                    size += len(part[4])
+                    if found and size > max_bytes:
+                        return found
+                    found.append(JobLogPart._make(part))
+                if len(parts) < _LOG_BATCH:
+                    return found
+                after = parts[-1][0]
 
     def events(self, after: int = 0, limit: int = EVENTS_KEPT) -> List[EventRecord]:
         rows = self._query(

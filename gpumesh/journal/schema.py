@@ -75,7 +75,7 @@ def _jobs(connection: sqlite3.Connection) -> None:
 def _logs_and_events(connection: sqlite3.Connection) -> None:
     connection.execute(
         "CREATE TABLE logs ("
-        " number INTEGER PRIMARY KEY,"
+        " number INTEGER PRIMARY KEY AUTOINCREMENT,"  # Never given again: who follows them remembers the last.
         " row INTEGER NOT NULL,"
         " start INTEGER NOT NULL,"  # Bytes of the task before these.
         " attempt INTEGER NOT NULL,"

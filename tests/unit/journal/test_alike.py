@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any, List, Set, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -65,7 +65,7 @@ def apply(answers: Answers, step: Tuple[Any, ...]) -> List[str]:
     elif word == "start":
         rows = [row for row in rest[0] if owned(answers, row)]
         asked = [lambda on_synced: journal.mark_started(rows, on_synced)]
-    elif word == "cancel":
+    elif word == "cancel" and rest[0] in goes_on(answers):
         asked = [
             lambda on_synced: journal.cancel_pending(
                 rest[0], "cancelled", status="cancelled", except_rows=rest[1], on_synced=on_synced
@@ -73,7 +73,7 @@ def apply(answers: Answers, step: Tuple[Any, ...]) -> List[str]:
         ]
     elif word == "retry":
         asked = [lambda on_synced: journal.retry_job(rest[0], rest[1], status="queued", on_synced=on_synced)]
-    elif word == "finish":
+    elif word == "finish" and goes_on(answers).get(rest[0]) is False:
         asked = [lambda on_synced: journal.finish_job(rest[0], "done", 2000.0, on_synced)]
     elif word == "set":
         asked = [lambda on_synced: journal.set_job(rest[0], "running", on_synced)]
@@ -93,8 +93,14 @@ def apply(answers: Answers, step: Tuple[Any, ...]) -> List[str]:
 
 
 def owned(answers: Answers, row: int) -> bool:
-    """The runtime tells of no rows that it was not told of."""
-    return answers.read(lambda reader: reader.task(row)) is not None
+    """The runtime tells only of tasks of jobs that are not finished."""
+    task = answers.read(lambda reader: reader.task(row))
+    return task is not None and task.job_id in goes_on(answers)
+
+
+def goes_on(answers: Answers) -> Dict[str, bool]:
+    """Unfinished jobs, and whether something of them is pending."""
+    return {job.id: "pending" in job.counts for job in answers.read(lambda reader: reader.unfinished())}
 
 
 def everything(reader: JournalReader) -> List[Any]:
@@ -102,6 +108,7 @@ def everything(reader: JournalReader) -> List[Any]:
     found: List[Any] = [reader.unfinished(), reader.jobs(), reader.jobs(2), reader.started(), reader.events(), reader.workers()]
     for job in JOBS:
         found.append(reader.job(job))
+        found.append([(part.row, part.data) for part in reader.job_log(job, max_bytes=1000)])
         for payloads in (False, True):
             found.append(reader.tasks(job, payloads=payloads, results=payloads))
         found.append(reader.tasks(job, first=2, limit=3, max_bytes=PACK_BYTES, payloads=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import List, Optional
+from typing import Any, List, Optional, Tuple
 
 import pytest
 
@@ -330,6 +330,42 @@ def test_output_is_kept_in_order_and_told_from_where_one_has_read(answers: Answe
     assert answers.read(lambda reader: reader.log(first, 3)) == [LogPart(3, 1, 1, b"lo "), LogPart(6, 2, 2, b"world")]
     assert answers.read(lambda reader: reader.log(first, 6)) == [LogPart(6, 2, 2, b"world")]
     assert answers.read(lambda reader: (reader.log(first, 11), reader.log(first, 99), reader.log(first + 2))) == ([], [], [])
+
+
+def test_the_output_of_a_job_is_told_as_it_came(answers: Answers) -> None:
+    first = answers.submit("j-1111", [b"1", b"2"])
+    other = answers.submit("j-2222", [b"1"])
+    journal = answers.journal
+    for row, data in [(first, b"a" * 10), (other, b"b"), (first + 1, b"c" * 10), (first, b"d" * 10)]:
+        journal.append_log(row, 1, 1, data)
+
+    def log(**how: Any) -> List[Tuple[int, int, bytes]]:
+        parts = answers.read(lambda reader: reader.job_log("j-1111", **{"max_bytes": 1000, **how}))
+        assert all((part.attempt, part.stream) == (1, 1) for part in parts)
+        return [(part.number, part.row - first, part.data[:1]) for part in parts]
+
+    whole = log()
+    numbers = [number for number, _, _ in whole]
+    assert [part[1:] for part in whole] == [(0, b"a"), (1, b"c"), (0, b"d")]
+    assert numbers == sorted(numbers)
+    assert log(after=numbers[0]) == whole[1:]
+    assert log(after=numbers[-1]) == []
+    assert log(row=first) == [whole[0], whole[2]]
+    assert log(row=first, after=numbers[0]) == [whole[2]]
+    assert log(row=other) == []
+    assert log(max_bytes=20) == whole[:2]
+    assert log(max_bytes=0) == whole[:1]
+    assert answers.read(lambda reader: reader.job_log("j-9999", max_bytes=10)) == []
+
+
+def test_a_read_that_breaks_is_answered_all_the_same(answers: Answers) -> None:
+    came: List[object] = []
+
+    answers.journal.read(lambda reader: 1 / 0, lambda found, error: came.append((found, str(error))))
+
+    with pytest.raises(ZeroDivisionError):
+        answers.turns.until(lambda: len(came) == 2)
+    assert came == [(None, "reading the database of jobs failed; the log says why")]
 
 
 def test_only_the_end_of_much_output_is_kept(answers: Answers) -> None:
