@@ -36,6 +36,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         from benchmarks.outages import main as outages
 
         return outages(given[0], given[1:])
+    if given[:1] == ["chaos"]:
+        from benchmarks.chaos import main as chaos
+
+        return chaos(given[1:])
     if given[:1] == ["profile"]:
         from benchmarks.profiling import main as profile
 

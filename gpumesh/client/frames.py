@@ -13,10 +13,12 @@ def results_to_dataframe(results: Iterable[Any]) -> Any:
     """One row for each result, in order.
 
     A dict, a dataclass or a named tuple gives a column for each of its fields, anything else the column `result`. A future also
-    gives `worker` and `elapsed`. An exception, as a value or from a future, gives the column `error`.
+    gives `worker` and `elapsed`. An exception, as a value or from a future, gives the column `error`. A job gives a row for each task:
+    the fields of its payload and of its result (of two with one name the result's), and `task`, `status`, `error`, `worker`, `hostname`
+    and `seconds`, unless a field of the payload or result is called so.
 
     Args:
-        results: A ResultStream, futures, or values; waited for.
+        results: A ResultStream, futures, or values; waited for. Or the status of a job, as `mesh.wait` returns it.
 
     Raises:
         ImportError: pandas is not installed.
@@ -27,7 +29,19 @@ def results_to_dataframe(results: Iterable[Any]) -> Any:
         raise ImportError(
             "results_to_dataframe needs pandas, which is not installed; pip install 'gpumesh[notebook]'"
         ) from error
+    if isinstance(results, Mapping):
+        if "tasks" not in results:
+            raise TypeError("a dict of results must be the status of a job, with its tasks")
+        return pd.DataFrame([_task_row(task) for task in results["tasks"]])
     return pd.DataFrame([_row(result) for result in results])
+
+
+def _task_row(task: Mapping[str, Any]) -> Dict[str, Any]:
+    row = {**_row(task["payload"] or {}), **(_row(task["result"]) if task["result"] is not None else {})}
+    row.setdefault("task", task["id"])
+    for name in ("status", "error", "worker", "hostname", "seconds"):
+        row.setdefault(name, task[name])
+    return row
 
 
 def _row(result: Any) -> Dict[str, Any]:

@@ -100,6 +100,16 @@ class LogPart(NamedTuple):
     data: bytes
 
 
+class JobLogPart(NamedTuple):
+    """Some bytes that a task of a job wrote, among those of its other tasks."""
+
+    number: int  # Grows with every part of any task, for as long as the journal lives.
+    row: int
+    attempt: int
+    stream: int
+    data: bytes
+
+
 class EventRecord(NamedTuple):
     """Something that has happened in the mesh, for people."""
 
@@ -178,6 +188,16 @@ class JournalReader(ABC):
     @abstractmethod
     def log(self, row: int, since: int = 0) -> List[LogPart]:
         """What is kept of a task's output from byte `since` on, in order; the first part may begin later: that is lost."""
+
+    @abstractmethod
+    def job_log(self, job_id: str, *, row: Optional[int] = None, after: int = 0, max_bytes: int) -> List[JobLogPart]:
+        """What is kept of the output of all tasks of a job, as it came.
+
+        Args:
+            row: Of this task only.
+            after: Only parts with a number above this one.
+            max_bytes: At most so many bytes, but always one part if there is one.
+        """
 
     @abstractmethod
     def events(self, after: int = 0, limit: int = 1000) -> List[EventRecord]:
@@ -309,7 +329,10 @@ class Journal(ABC):
 
     @abstractmethod
     def read(self, call: Callable[[JournalReader], T], then: Callable[[Optional[T], Optional[JournalError]], None]) -> None:
-        """Let `call` read on a thread of the journal's, after all that was given before; `then(result, None)` or `then(None, error)`."""
+        """Let `call` read on a thread of the journal's, after all that was given before.
+
+        `then(result, None)` or `then(None, error)` follows on the loop; what else `call` raises is raised there, behind such an answer.
+        """
 
     @abstractmethod
     def reader(self) -> JournalReader:
@@ -318,6 +341,19 @@ class Journal(ABC):
     @abstractmethod
     def close(self) -> None:
         """Write what is waiting, let go of the file. Blocks for as long as that takes. Idempotent."""
+
+
+def answer_read(read: Callable[[], T], then: Callable[[Optional[T], Optional[JournalError]], None]) -> None:
+    """Tell what was read, or that it could not be: whoever waits for it waits for no longer, whatever `read` raises."""
+    found: Optional[T] = None
+    failed: Optional[JournalError] = JournalError("reading the database of jobs failed; the log says why")
+    try:
+        found = read()
+        failed = None
+    except JournalError as error:
+        failed = error
+    finally:
+        then(found, failed)
 
 
 def nothing(*told: Any) -> None:

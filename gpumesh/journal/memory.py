@@ -27,6 +27,7 @@ from gpumesh.journal.base import (
     OnSynced,
     TaskEnd,
     WorkerRecord,
+    answer_read,
     nothing,
 )
 from gpumesh.journal.memory_rows import MemoryJob, MemoryReader
@@ -69,6 +70,7 @@ class MemoryJournal(Journal):
         self._codes: Dict[bytes, bytes] = {}
         self._nbytes = 0  # Of jobs and code.
         self._log_bytes = 0
+        self._parts = 0  # Of output, ever.
         self._events: Dict[int, EventRecord] = {}
         self._workers: Dict[str, WorkerRecord] = {}
 
@@ -137,10 +139,12 @@ class MemoryJournal(Journal):
         if job is None:
             return self._answer(on_synced, f"there is no job {job_id}")
         again = [row for row, end in job.states.items() if end.status in statuses]
-        for row in again:
-            self._grow(job, -_end_bytes(job.states.pop(row)))
         if job.rest in statuses:
             job.rest = PENDING
+        for row in again:
+            self._grow(job, -_end_bytes(job.states.pop(row)))
+            if job.rest != PENDING:
+                job.pending[row] = False
         job.status, job.finished = status, 0.0
         self._finished.pop(job_id, None)
         return self._answer(on_synced)
@@ -165,12 +169,12 @@ class MemoryJournal(Journal):
         if job is not None:
             now = self._wall()
             kept = dict.fromkeys(row for row in except_rows if job.first <= row < job.first + job.tasks)
-            for row in job.started:
+            for row in job.pending:
                 if row not in kept:
                     job.states[row] = TaskEnd(row, task_status, 0, ended=now)
             if job.rest == PENDING:
                 job.rest, job.rest_since = task_status, now
-            job.started = {row: None for row in kept if row not in job.states}
+            job.pending = {row: True for row in kept if row not in job.states}
             job.status = status
         self._answer(on_synced)
 
@@ -178,7 +182,7 @@ class MemoryJournal(Journal):
         for row in rows:
             job = self._job_of(row)
             if job is not None and row not in job.states:
-                job.started[row] = None
+                job.pending[row] = True
         self._answer(on_synced)
 
     def end_tasks(self, ends: Sequence[TaskEnd], on_synced: Optional[OnSynced] = None) -> None:
@@ -186,7 +190,7 @@ class MemoryJournal(Journal):
             job = self._job_of(end.row)
             if job is not None:
                 before = job.states.get(end.row)
-                job.started.pop(end.row, None)
+                job.pending.pop(end.row, None)
                 job.states[end.row] = end
                 self._grow(job, _end_bytes(end) - (_end_bytes(before) if before is not None else 0))
         self._answer(on_synced)
@@ -213,13 +217,14 @@ class MemoryJournal(Journal):
         if job is None or not data or self._log_bytes > JOURNAL_LOG_BYTES or self.is_pressed:
             return
         parts = job.logs.setdefault(row, deque())
-        start = parts[-1].start + len(parts[-1].data) if parts else 0
+        start = parts[-1][1].start + len(parts[-1][1].data) if parts else 0
         kept = data[-JOURNAL_TASK_LOG_BYTES:]
-        parts.append(LogPart(start + len(data) - len(kept), attempt, stream, kept))
+        self._parts += 1
+        parts.append((self._parts, LogPart(start + len(data) - len(kept), attempt, stream, kept)))
         size = job.log_bytes.get(row, 0) + len(kept)
         change = len(kept)
         while size > JOURNAL_TASK_LOG_BYTES:
-            gone = len(parts.popleft().data)
+            gone = len(parts.popleft()[1].data)
             size -= gone
             change -= gone
         job.log_bytes[row] = size
@@ -243,10 +248,7 @@ class MemoryJournal(Journal):
         return digest in self._codes
 
     def read(self, call: Callable[[JournalReader], T], then: Callable[[Optional[T], Optional[JournalError]], None]) -> None:
-        def answer() -> None:
-            then(call(self.reader()), None)
-
-        self._call_soon(answer)
+        self._call_soon(lambda: answer_read(lambda: call(self.reader()), then))
 
     def reader(self) -> JournalReader:
         return MemoryReader(self._jobs, self._events, self._workers, self._codes)

@@ -8,6 +8,7 @@ from gpumesh.config import EVENTS_KEPT
 from gpumesh.journal.base import (
     PENDING,
     EventRecord,
+    JobLogPart,
     JobRecord,
     JournalReader,
     LogPart,
@@ -21,7 +22,7 @@ from gpumesh.journal.base import (
 class MemoryJob:
     """One job; its tasks are known by their places in it."""
 
-    __slots__ = ("new", "first", "status", "finished", "is_accepted", "payloads", "missing", "states", "started", "rest",
+    __slots__ = ("new", "first", "status", "finished", "is_accepted", "payloads", "missing", "states", "pending", "rest",
                  "rest_since", "logs", "log_bytes", "nbytes")  # fmt: skip
 
     def __init__(self, new: NewJob, first: int, tasks: int) -> None:
@@ -33,22 +34,24 @@ class MemoryJob:
         self.payloads: List[Optional[Tuple[int, bytes]]] = [None] * tasks
         self.missing = tasks  # None among them.
         self.states: Dict[int, TaskEnd] = {}  # By row, of those that ended.
-        self.started: Dict[int, None] = {}  # Rows; none of them in `states`.
+        self.pending: Dict[
+            int, bool
+        ] = {}  # Row -> whether it has started, of those that are whatever the rest is; not in `states`.
         self.rest = PENDING  # What all others are.
         self.rest_since = 0.0
-        self.logs: Dict[int, Deque[LogPart]] = {}
+        self.logs: Dict[int, Deque[Tuple[int, LogPart]]] = {}  # By row, with the numbers of parts.
         self.log_bytes: Dict[int, int] = {}
         self.nbytes = 0  # Payloads, results and output.
 
     def state(self, row: int) -> str:
         end = self.states.get(row)
-        return end.status if end is not None else PENDING if row in self.started else self.rest
+        return end.status if end is not None else PENDING if row in self.pending else self.rest
 
     def record(self) -> JobRecord:
         counts: Dict[str, int] = {}
         for end in self.states.values():
             counts[end.status] = counts.get(end.status, 0) + 1
-        for status, number in ((PENDING, len(self.started)), (self.rest, self.tasks - len(self.states) - len(self.started))):
+        for status, number in ((PENDING, len(self.pending)), (self.rest, self.tasks - len(self.states) - len(self.pending))):
             if number:
                 counts[status] = counts.get(status, 0) + number
         new = self.new
@@ -127,7 +130,12 @@ class MemoryReader(JournalReader):
         return found
 
     def started(self) -> List[TaskRecord]:
-        return [job.task(row, payload=True, result=True) for job in self._accepted() for row in sorted(job.started)]
+        return [
+            job.task(row, payload=True, result=True)
+            for job in self._accepted()
+            for row in sorted(job.pending)
+            if job.pending[row]
+        ]
 
     def tasks(
         self,
@@ -162,11 +170,30 @@ class MemoryReader(JournalReader):
     def log(self, row: int, since: int = 0) -> List[LogPart]:
         parts: List[LogPart] = []
         for job in self._jobs.values():
-            for part in job.logs.get(row, ()):
+            for _, part in job.logs.get(row, ()):
                 if part.start + len(part.data) > since:
                     cut = max(0, since - part.start)
                     parts.append(part._replace(start=part.start + cut, data=part.data[cut:]))
         return parts
+
+    def job_log(self, job_id: str, *, row: Optional[int] = None, after: int = 0, max_bytes: int) -> List[JobLogPart]:
+        job = self._get(job_id)
+        found: List[JobLogPart] = []
+        if job is None:
+            return found
+        size = 0
+        parts = [
+            JobLogPart(number, of, part.attempt, part.stream, part.data)
+            for of in (job.logs if row is None else [row])
+            for number, part in job.logs.get(of, ())
+            if number > after
+        ]
+        for part in sorted(parts):
+            size += len(part.data)
+            if found and size > max_bytes:
+                break
+            found.append(part)
+        return found
 
     def events(self, after: int = 0, limit: int = EVENTS_KEPT) -> List[EventRecord]:
         found = [event for number, event in sorted(self._events.items()) if number > after]

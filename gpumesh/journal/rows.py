@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from gpumesh.config import EVENTS_KEPT
 from gpumesh.errors import JournalError
-from gpumesh.journal.base import PENDING, EventRecord, JobRecord, JournalReader, LogPart, TaskRecord, WorkerRecord
+from gpumesh.journal.base import PENDING, EventRecord, JobLogPart, JobRecord, JournalReader, LogPart, TaskRecord, WorkerRecord
 from gpumesh.journal.files import damaged, explained
 from gpumesh.journal.packing import unpack_payloads, unpack_variants
 from gpumesh.journal.schema import ACCEPTED, STARTED
@@ -17,6 +17,7 @@ from gpumesh.journal.schema import ACCEPTED, STARTED
 _JOB = "id, name, script, code, options, submitted, status, finished, first_row, tasks, counts, rest, rest_since"
 _STATE = "row, status, attempts, worker, seconds, ended, error, history"
 _BATCH = 1000  # Rows of `states` read at once.
+_LOG_BATCH = 100  # Parts of output.
 
 
 class SqliteReader(JournalReader):
@@ -58,7 +59,8 @@ class SqliteReader(JournalReader):
             for first, tasks, packed in self._packs(max(after + 1, record.first_row), last):
                 held = dict(
                     self._query(
-                        "SELECT row, status = ? FROM states WHERE row BETWEEN ? AND ?", (STARTED, first, first + tasks - 1)
+                        "SELECT row, status IN (?, ?) FROM states WHERE row BETWEEN ? AND ?",
+                        (STARTED, PENDING, first, first + tasks - 1),
                     )
                 )
                 if rest == PENDING:
@@ -70,11 +72,11 @@ class SqliteReader(JournalReader):
                 variants, payloads = self._unpacked(first, tasks, packed)
                 for row in rows:
                     payload = payloads[row - first]
-                    if found and (len(found) >= limit or size + len(payload) > max_bytes):
+                    if len(found) >= limit or (found and size + len(payload) > max_bytes):
                         return found
                     size += len(payload)
                     found.append(_pending_task(row, job_id, variants[row - first], payload))
-            return found[:limit]
+            return found
 
     def started(self) -> List[TaskRecord]:
         with self._snapshot():
@@ -157,6 +159,32 @@ class SqliteReader(JournalReader):
                 start, data = since, data[since - start :]
             parts.append(LogPart(start, attempt, stream, data))
         return parts
+
+    def job_log(self, job_id: str, *, row: Optional[int] = None, after: int = 0, max_bytes: int) -> List[JobLogPart]:
+        found: List[JobLogPart] = []
+        size = 0
+        with self._snapshot():
+            job = self._bare_job(job_id)
+            if job is None:
+                return found
+            first, last = job[0].first_row, job[0].first_row + job[0].tasks - 1
+            if row is None:  # The plus keeps SQLite from another way than along the numbers, or along the task's parts.
+                which, values = "number > ? AND +row BETWEEN ? AND ?", (first, last)
+            else:
+                which, values = "+number > ? AND row BETWEEN ? AND ?", (max(first, row), min(last, row))
+            while True:
+                parts = self._query(
+                    f"SELECT number, row, attempt, stream, data FROM logs WHERE {which} ORDER BY number LIMIT ?",
+                    (after, *values, _LOG_BATCH),
+                )
+                for part in parts:
+                    size += len(part[4])
+                    if found and size > max_bytes:
+                        return found
+                    found.append(JobLogPart._make(part))
+                if len(parts) < _LOG_BATCH:
+                    return found
+                after = parts[-1][0]
 
     def events(self, after: int = 0, limit: int = EVENTS_KEPT) -> List[EventRecord]:
         rows = self._query(

@@ -5,7 +5,7 @@ function at the end of STEPS; one that was released is never edited. All missing
 old tables or the new ones.
 
 What has not happened has no row. A job knows its rows (`first_row ... first_row + tasks - 1`), the payloads lie in packs of many, and
-only a task that started or ended has a row in `states`; `rest` says what all others are. So a job of ten thousand tasks is accepted,
+only a task that started or ended has a row in `states`; `rest` of its job says what all others are. So a job of ten thousand tasks is accepted,
 and cancelled, with some dozen statements.
 """
 
@@ -75,7 +75,7 @@ def _jobs(connection: sqlite3.Connection) -> None:
 def _logs_and_events(connection: sqlite3.Connection) -> None:
     connection.execute(
         "CREATE TABLE logs ("
-        " number INTEGER PRIMARY KEY,"
+        " number INTEGER PRIMARY KEY AUTOINCREMENT,"  # Never given again: who follows them remembers the last.
         " row INTEGER NOT NULL,"
         " start INTEGER NOT NULL,"  # Bytes of the task before these.
         " attempt INTEGER NOT NULL,"

@@ -10,12 +10,22 @@ import contextlib
 import os
 import sqlite3
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, List, Optional, Sequence, Set, Tuple, TypeVar
 
 from gpumesh.config import KEEP_JOBS_DAYS
 from gpumesh.errors import JournalError
-from gpumesh.journal.base import EventRecord, Journal, JournalReader, NewJob, OnSynced, TaskEnd, WorkerRecord, nothing
+from gpumesh.journal.base import (
+    EventRecord,
+    Journal,
+    JournalReader,
+    NewJob,
+    OnSynced,
+    TaskEnd,
+    WorkerRecord,
+    answer_read,
+    nothing,
+)
 from gpumesh.journal.files import WriterLock, default_db_path, explained
 from gpumesh.journal.opening import open_beside, open_for_writing, open_reader
 from gpumesh.journal.writer import FACT, NOTE, READ, RECORD_BYTES, REQUEST, Record, Writer
@@ -151,9 +161,7 @@ class SqliteJournal(Journal):
         return digest in self._codes
 
     def read(self, call: Callable[[JournalReader], T], then: Then[T]) -> None:
-        refusal = self._writer.add(Record(READ, self._start_read, (call, then), None, RECORD_BYTES))
-        if refusal is not None:
-            self._tell(lambda: then(None, refusal))
+        self._add(READ, self._start_read, (call, then), lambda error: then(None, error))
 
     def reader(self) -> JournalReader:
         return open_beside(self.path)
@@ -198,21 +206,12 @@ class SqliteJournal(Journal):
     def _start_read(self, call: Callable[[JournalReader], T], then: Then[T]) -> None:
         """On the writer's thread: everything that came before is written, or waits for room."""
         done = self._readers.submit(self._read, call)
-        done.add_done_callback(lambda future: self._tell(lambda: _answer(future, then)))
+        done.add_done_callback(lambda future: self._tell(lambda: answer_read(future.result, then)))
 
     def _read(self, call: Callable[[JournalReader], T]) -> T:
         if self._reader is None:
             self._reader = open_beside(self.path)
         return call(self._reader)
-
-
-def _answer(future: Future[T], then: Then[T]) -> None:
-    try:
-        found = future.result()
-    except JournalError as error:
-        then(None, error)
-    else:
-        then(found, None)
 
 
 def _prepared(connection: sqlite3.Connection, path: str) -> Set[bytes]:

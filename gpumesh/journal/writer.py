@@ -171,22 +171,27 @@ class Writer:
     # --- on the thread
 
     def _run(self) -> None:
-        while True:
-            group = self._take()
-            if group is None:
-                break
-            reads = [record for record in group if record.kind == READ]
-            records = [record for record in group if record.kind != READ]
-            if records or self._failure is not None:
-                self._write(records)
-            self._deliver()
-            for record in reads:
-                record.apply(*record.values)
-            self._done(reads)
-            self._move_log()
-            self._look_after_old()
-        if self._failure is not None:
-            self._refuse(self._backlog, self._failure)
+        try:
+            while True:
+                group = self._take()
+                if group is None:
+                    break
+                reads = [record for record in group if record.kind == READ]
+                records = [record for record in group if record.kind != READ]
+                if records or self._failure is not None:
+                    self._write(records)
+                self._deliver()
+                for record in reads:
+                    record.apply(*record.values)
+                self._done(reads)
+                self._move_log()
+                self._look_after_old()
+        finally:
+            with self._wake:  # After an error of our own as well: nobody waits for a thread that is gone.
+                self._is_closing = True
+                left = [*self._backlog, *self._queue]
+                self._queue.clear()
+            self._refuse(left, self._failure or JournalError(f"the database of jobs {self._path} is closed"))
             self._deliver()
 
     def _take(self) -> Optional[List[Record]]:

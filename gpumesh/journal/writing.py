@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from gpumesh.config import (
     EVENTS_KEPT,
@@ -107,10 +107,17 @@ class Writing:
             raise JournalError(f"there is no job {job_id}")
         first, last, rest = found
         marks = ", ".join("?" * len(statuses))
-        self._execute(f"DELETE FROM states WHERE row BETWEEN ? AND ? AND status IN ({marks})", (first, last, *statuses))
+        if rest == PENDING or rest in statuses:
+            rest = PENDING
+            change = "DELETE FROM states"  # What is as the rest of its job has no row.
+        else:
+            change = (
+                "UPDATE states SET status = 'pending', attempts = 0, worker = '', seconds = 0, ended = 0, error = '', history = '',"
+                " result = NULL"
+            )
+        self._execute(f"{change} WHERE row BETWEEN ? AND ? AND status IN ({marks})", (first, last, *statuses))
         self._execute(
-            "UPDATE jobs SET status = ?, finished = 0, counts = '', rest = ? WHERE first_row = ?",
-            (status, PENDING if rest in statuses else rest, first),
+            "UPDATE jobs SET status = ?, finished = 0, counts = '', rest = ? WHERE first_row = ?", (status, rest, first)
         )
 
     def _accepted(self, job_id: str) -> Optional[Tuple[int, int, str]]:
@@ -131,25 +138,22 @@ class Writing:
             return
         first, last, rest = found
         kept = set(except_rows)
-        started = self._execute(
-            "SELECT row FROM states WHERE status = ? AND row BETWEEN ? AND ?", (STARTED, first, last)
+        pending = self._execute(
+            "SELECT row FROM states WHERE status IN (?, ?) AND row BETWEEN ? AND ?", (STARTED, PENDING, first, last)
         ).fetchall()
         self._connection.executemany(
             "UPDATE states SET status = ?, ended = ? WHERE row = ?",
-            [(task_status, now, row) for (row,) in started if row not in kept],
+            [(task_status, now, row) for (row,) in pending if row not in kept],
         )
         if rest == PENDING:
             self._execute("UPDATE jobs SET rest = ?, rest_since = ? WHERE first_row = ?", (task_status, now, first))
         self._execute("UPDATE jobs SET status = ? WHERE first_row = ?", (status, first))
-        self._connection.executemany(
-            "INSERT OR IGNORE INTO states (row, status) VALUES (?, ?)",
-            ((row, STARTED) for row in except_rows if first <= row <= last),
-        )
+        self.mark_started(row for row in except_rows if first <= row <= last)
 
-    def mark_started(self, rows: Sequence[int]) -> None:
-        self._connection.executemany(
-            "INSERT OR IGNORE INTO states (row, status) VALUES (?, ?)", ((row, STARTED) for row in rows)
-        )
+    def mark_started(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            if not self._execute("INSERT OR IGNORE INTO states (row, status) VALUES (?, ?)", (row, STARTED)).rowcount:
+                self._execute("UPDATE states SET status = ? WHERE row = ? AND status = ?", (STARTED, row, PENDING))
 
     def end_tasks(self, ends: Sequence[TaskEnd]) -> None:
         self._connection.executemany(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Callable, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional
 
-from gpumesh.config import MAX_JOB_PAYLOAD_BYTES
+from gpumesh.config import JOB_PARTS_AHEAD, MAX_JOB_PAYLOAD_BYTES
 from gpumesh.errors import JournalError
 from gpumesh.journal.base import JobRecord, Journal, NewJob
 from gpumesh.model.jobs import JobSpec, job_from_wire
@@ -34,6 +34,16 @@ class _Arriving:
         self.error: Optional[JournalError] = None  # The journal has refused it: so is all that comes of it.
 
 
+class _Expected:
+    """A job that was announced and is being looked up, with the payloads that have come meanwhile."""
+
+    __slots__ = ("client", "waiting")
+
+    def __init__(self, client: int) -> None:
+        self.client = client
+        self.waiting: List[JobPayloads] = []
+
+
 class JobIntake:
     """See the module."""
 
@@ -43,9 +53,7 @@ class JobIntake:
         self._mesh = mesh
         self._wall = wall
         self._arriving: Dict[str, _Arriving] = {}
-        self._expected: Dict[
-            str, Tuple[int, SubmitJob]
-        ] = {}  # Being looked up, by whose order; the newest for each job counts.
+        self._expected: Dict[str, _Expected] = {}  # The newest announcement of each job counts.
 
     def begin(self, client: int, message: SubmitJob) -> None:
         """A job is announced."""
@@ -62,10 +70,10 @@ class JobIntake:
                 client, message.number, None, "the folder of a job's script has to be sent before the job", "value"
             )
             return
-        order = self._expected[spec.job] = (client, message)
+        expected = self._expected[spec.job] = _Expected(client)
 
         def found(record: Optional[JobRecord], error: Optional[JournalError]) -> None:
-            if self._expected.get(spec.job) is not order:
+            if self._expected.get(spec.job) is not expected:
                 return  # It was announced once more meanwhile, or its client is gone.
             del self._expected[spec.job]
             if error is not None:
@@ -78,6 +86,8 @@ class JobIntake:
                 )
             else:
                 self._open(client, message.number, spec, parts)
+                for payloads in expected.waiting:
+                    self.add(client, payloads)
 
         self._journal.read(lambda reader: reader.job(spec.job), found)
 
@@ -109,6 +119,10 @@ class JobIntake:
 
     def add(self, client: int, message: JobPayloads) -> None:
         """Payloads have come."""
+        expected = self._expected.get(message.job)
+        if expected is not None and expected.client == client and len(expected.waiting) <= JOB_PARTS_AHEAD:
+            expected.waiting.append(message)
+            return
         arriving = self._arriving.get(message.job)
         if arriving is None or arriving.client != client:
             self._mesh.answer(client, message.number, None, "this job was not announced, or is being submitted anew", "again")
@@ -163,8 +177,8 @@ class JobIntake:
 
     def client_gone(self, client: int) -> None:
         """What it was submitting is dropped, except what is complete and only waits for the disk."""
-        for job, order in list(self._expected.items()):
-            if order[0] == client:
+        for job, expected in list(self._expected.items()):
+            if expected.client == client:
                 del self._expected[job]
         for job, arriving in list(self._arriving.items()):
             if arriving.client == client and arriving.received < max(1, arriving.spec.count):

@@ -102,7 +102,7 @@ class ScriptTasks:
         if data is None:
             return _failed(f"the payload of {name} is not JSON but a {type(payload).__name__}")
         try:
-            copy = self._folders.make(source)
+            copy = self._folders.take(source)
         except OSError as error:
             return _failed(f"no working copy of the folder of {name} can be made on this machine: {error}")
         try:
@@ -112,7 +112,7 @@ class ScriptTasks:
         except OSError as error:
             return _failed(f"{name} cannot be started on this machine: {error}")
         finally:
-            self._folders.remove(copy)
+            self._folders.give_back(copy)
             if not any(map(sys.modules.__contains__, GPU_LIBRARIES)):
                 self._words[KEPT] = 1  # What the script had on a card is free, and this process has nothing there.
 

@@ -33,6 +33,11 @@ time.time = lambda: _time() + shift()
 time.time_ns = lambda: _time_ns() + int(shift() * 1e9)
 """
 TEN_MINUTES = 600.0
+NAP = """
+import time
+time.sleep(0.3)
+print(time.time())
+"""
 
 
 def clocks() -> Dict[str, float]:
@@ -113,7 +118,16 @@ def test_workers_ten_minutes_ahead_and_behind_are_as_good_as_any(site: Site, joi
             with pytest.raises(TaskTimeoutError):
                 accelerate(mesh, tags={"place": place}, timeout=0.3)(tasks.sleep).remote(20).result(20)
 
-        time.sleep(2.5)  # More than the silence after which a peer is dead.
+        script = site.folder / "scripts" / "nap.py"
+        script.parent.mkdir()
+        script.write_text(NAP)
+        jobs = [mesh.submit(script=str(script), payloads=[{}], tags={"place": place}) for place in shifts]
+        for job, seconds in zip(jobs, shifts.values()):
+            (task,) = mesh.wait(job, timeout=20)["tasks"]
+            assert task["result"] - time.time() == pytest.approx(seconds, abs=20), "the clock is not shifted"
+            assert 0.2 <= task["seconds"] < 10
+            assert negative(mesh.status(job)) == []
+
         seen = mesh.workers()
         assert [view["alive"] for view in seen] == [True, True]
         assert negative(seen) == []

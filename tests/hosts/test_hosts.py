@@ -13,7 +13,7 @@ from typing import Callable, Iterator, Tuple
 import psutil
 import pytest
 
-from tests.support.hosts import Host, Hosts, freeze, kill, thaw, tree, until_reachable
+from tests.support.hosts import REPOSITORY, Host, Hosts, freeze, kill, thaw, tree, until_reachable
 from tests.support.processes import until
 
 PORT = 4000
@@ -74,6 +74,27 @@ def test_hosts_are_there_soon_and_gone_afterwards(make_hosts: Callable[..., Host
 
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert not any(name in listed for name in names)
+
+
+KILLED = """
+import os, signal, subprocess
+from tests.support.hosts import Hosts
+hosts = Hosts(1)
+process = hosts.one.start("sleep", "600", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(hosts.router, process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_run_has_left_is_taken_down(make_hosts: Callable[..., Hosts]) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    router, pid = killed.stdout.split()
+    assert Path("/run/netns", router).exists()
+
+    make_hosts(1)
+
+    assert not Path("/run/netns", router).exists()
+    until(lambda: not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE, 5)
 
 
 @pytest.mark.parametrize(("cut", "out", "back"), [("cut", 0, 0), ("cut_what_it_sends", 0, 1), ("cut_what_it_is_sent", 1, 0)])

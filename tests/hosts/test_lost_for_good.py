@@ -87,3 +87,26 @@ def test_every_pending_future_fails_in_time(
             assert [type(error) for error in errors] == [MeshUnavailableError] * 10, way
     said = [record.getMessage() for record in caplog.records]
     assert len([text for text in said if "lost the coordinator" in text and "retrying for 1 s" in text]) == len(WAYS), said
+
+
+def test_commands_end_with_an_error_too(make_hosts: Callable[..., Hosts], tmp_path: Path) -> None:
+    script = tmp_path / "linger" / "linger.py"
+    script.parent.mkdir()
+    script.write_text("import time\ntime.sleep(1000)\n")
+    hosts = make_hosts(3)
+    with site_of_hosts(tmp_path, hosts) as site:
+        site.join("one", hosts.two)
+        where = site.environment("cut-off")
+        words = ["submit", str(script), "--wait", "--reconnect-timeout", str(RECONNECT_SECONDS)]
+        waiting = site.command(hosts[2], words, where)
+        job = waiting.wait_for(r"^(\S+)$").group(1)
+        waiting.wait_for("1 running")
+
+        hosts.cut(hosts[2])
+
+        asking = site.command(hosts[2], ["status", job], where)
+        for command, bound in ((waiting, QUICK["SILENCE_SECONDS"] + RECONNECT_SECONDS + 5.0), (asking, 10.0)):
+            assert command.wait(bound) == 1
+            assert "Traceback" not in command.output
+            assert f"{hosts.one.address}:{site.port}" in command.output.splitlines()[-1]
+        assert f"gpumesh status {job} --wait" in waiting.output.splitlines()[-1]

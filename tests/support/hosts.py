@@ -29,6 +29,8 @@ from tests.support.processes import until
 REPOSITORY = Path(__file__).resolve().parents[2]
 _PRIVATE_MEMORY = 'mount -t tmpfs -o size="$1" tmpfs /dev/shm && shift && exec "$@"'
 _NETWORK = 0x40000000  # CLONE_NEWNET
+_NAMESPACES = Path("/run/netns")
+_PREFIX = "gm-ho-"  # Of our namespaces' names; the id of the process that made them follows.
 _END = "eth0"  # Of the cable, in every host.
 
 
@@ -76,7 +78,7 @@ class Host:
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
         """The calling thread, and threads that it starts, are on this host as far as the network goes."""
-        with open("/proc/thread-self/ns/net") as before, open(f"/run/netns/{self.name}") as there:
+        with open("/proc/thread-self/ns/net") as before, open(_NAMESPACES / self.name) as there:
             _enter(there.fileno())
             try:
                 yield
@@ -114,9 +116,10 @@ class Hosts:
     """
 
     def __init__(self, count: int = 2, *, memory: str = "12g") -> None:
-        tag = secrets.token_hex(3)
-        self.router = f"gm-ho-{tag}-r"
-        self._hosts = [Host(number, f"gm-ho-{tag}-{number}", memory=memory) for number in range(1, count + 1)]
+        _sweep()
+        tag = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(3)}"
+        self.router = f"{tag}-r"
+        self._hosts = [Host(number, f"{tag}-{number}", memory=memory) for number in range(1, count + 1)]
         try:
             _batch([f"netns add {name}" for name in (self.router, *(host.name for host in self._hosts))])
             _batch(
@@ -321,6 +324,19 @@ def reachable(address: str, port: int) -> bool:
 def until_reachable(address: str, port: int) -> None:
     """Wait for a listener."""
     until(lambda: reachable(address, port), 20, what=f"a listener at {address}:{port}")
+
+
+def _sweep() -> None:
+    """Take down what a test run that was killed has left."""
+    for path in _NAMESPACES.glob(f"{_PREFIX}*"):
+        maker = path.name[len(_PREFIX) :].partition("-")[0]
+        if not maker.isdigit() or psutil.pid_exists(int(maker)):
+            continue
+        pids = subprocess.run(["ip", "netns", "pids", path.name], check=False, capture_output=True, text=True).stdout
+        for pid in pids.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        subprocess.run(["ip", "netns", "del", path.name], check=False, capture_output=True)
 
 
 def _enter(descriptor: int) -> None:

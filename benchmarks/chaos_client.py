@@ -1,0 +1,385 @@
+"""A client of the chaos run: submits tasks of many kinds and accounts for each of them, once. `python -m benchmarks.chaos_client SETTINGS`.
+
+Orders come as lines on standard input: "go", "hold" (submit nothing more, and say so when all is accounted for), "end". What it has to say are
+lines of JSON on standard output: {"counts": ...} each second, {"violation": ...} when it happens, {"idle": ...} after "hold".
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import itertools
+import json
+import os
+import random
+import select
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from benchmarks import chaos_tasks as tasks
+from gpumesh import GPUMesh, accelerate
+from gpumesh.errors import MeshError, TaskCancelledError, TaskTimeoutError, WorkerCrashedError
+
+Expected = Callable[[Any, Optional[BaseException]], bool]  # Whether a task may end with this value or error.
+
+TICK_SECONDS = 0.05
+REPORT_SECONDS = 1.0
+MOST_PENDING = 1500
+STREAMS = 3  # At the same time.
+RETRIES = 200  # More lost processes than any task meets here, if it is not the task that is to blame.
+LATE_SECONDS = 0.3  # The time limit of tasks that take too long.
+WEIGHTS = {
+    "noop": 40.0,
+    "nap": 14.0,
+    "nap_again": 6.0,  # idempotent=True
+    "blob": 3.0,
+    "buffer": 2.0,
+    "argument": 3.0,
+    "fail": 6.0,
+    "once": 8.0,  # retries=0
+    "mark": 6.0,
+    "follow": 4.0,  # Two tasks.
+    "cancel": 2.0,
+    "late": 0.5,
+    "stream": 2.0,  # Of 5 to 40 tasks.
+}
+
+
+class Task:
+    """One task on its way, and what is to come of it."""
+
+    __slots__ = ("number", "kind", "future", "begun", "expected")
+
+    def __init__(self, number: int, kind: str) -> None:
+        self.number = number
+        self.kind = kind
+        self.future: Any = None
+        self.begun = time.monotonic()
+        self.expected: Optional[Expected] = None  # None: its number.
+
+    def may_end_with(self, value: Any, error: Optional[BaseException]) -> bool:
+        """Whether this is what it was submitted for."""
+        if self.expected is not None:
+            return self.expected(value, error)
+        return error is None and value == self.number
+
+
+class Draw(NamedTuple):
+    """A task of a stream."""
+
+    kind: str
+    number: int
+    argument: float
+
+
+class Accounts:
+    """Every task that was submitted ends here, once."""
+
+    def __init__(self, say: Callable[[Dict[str, Any]], None]) -> None:
+        self._say = say
+        self._lock = threading.Lock()
+        self._pending: Dict[int, Task] = {}
+        self._ended = bytearray()  # By number: how often.
+        self.submitted = 0
+        self.done = 0
+        self.given_up = 0  # Of tasks that may be lost, as they are to run at most once.
+        self.by_kind: Dict[str, int] = {}
+        self._numbers = itertools.count()
+
+    def open(self, kind: str) -> Task:
+        """A task that is submitted now."""
+        with self._lock:
+            task = Task(next(self._numbers), kind)
+            self._pending[task.number] = task
+            self._ended.append(0)
+            self.submitted += 1
+            self.by_kind[kind] = self.by_kind.get(kind, 0) + 1
+        return task
+
+    def close(self, task: Task, value: Any, error: Optional[BaseException]) -> None:
+        """Something came of it."""
+        with self._lock:
+            self._pending.pop(task.number, None)
+            self._ended[task.number] += 1
+            is_again = self._ended[task.number] > 1
+            self.done += not is_again
+        if is_again:
+            self.complain("delivered twice", task, value, error)
+            return
+        if error is not None and task.kind == "once" and isinstance(error, WorkerCrashedError):
+            with self._lock:
+                self.given_up += 1
+            return
+        if not task.may_end_with(value, error):
+            is_lost = isinstance(error, (MeshError, concurrent.futures.CancelledError))
+            self.complain("lost" if is_lost else "wrong", task, value, error)
+
+    def ended(self, task: Task, future: Any) -> None:
+        """The same, of a future."""
+        try:
+            value, error = future.result(), None
+        except BaseException as raised:  # noqa: BLE001 - whatever a task ends with is judged
+            value, error = None, raised
+        self.close(task, value, error)
+
+    def complain(self, what: str, task: Task, value: Any = None, error: Optional[BaseException] = None) -> None:
+        """A promise was broken."""
+        future = task.future
+        self._say(
+            {
+                "violation": what,
+                "number": task.number,
+                "kind": task.kind,
+                "task_id": getattr(future, "task_id", None),
+                "worker": getattr(future, "worker", None) if future is not None and future.done() else None,
+                "submitted_at": task.begun,
+                "ended_at": time.monotonic(),
+                "value": _short(value),
+                "error": "" if error is None else f"{type(error).__name__}: {error}"[:2000],
+            }
+        )
+
+    def pending(self) -> List[Task]:
+        """What has not ended, oldest first."""
+        with self._lock:
+            return list(self._pending.values())
+
+    def counts(self) -> Dict[str, Any]:
+        """In figures."""
+        with self._lock:
+            oldest = next(iter(self._pending.values()), None)
+            return {
+                "submitted": self.submitted,
+                "done": self.done,
+                "given_up": self.given_up,
+                "pending": len(self._pending),
+                "oldest_seconds": 0.0 if oldest is None else time.monotonic() - oldest.begun,
+                "kinds": dict(self.by_kind),
+            }
+
+
+class Client:
+    """Submits at a steady rate while it is told to."""
+
+    def __init__(self, mesh: GPUMesh, settings: Dict[str, Any], say: Callable[[Dict[str, Any]], None]) -> None:
+        self._random = random.Random(settings["seed"])
+        self._rate = float(settings["rate"])
+        self._marks = settings["marks"]
+        self._say = say
+        self.accounts = Accounts(say)
+        again = accelerate(mesh, retries=RETRIES)
+        self._functions = {
+            name: again(getattr(tasks, name))
+            for name in ("noop", "nap", "blob", "buffer", "measure", "fail", "mark", "follow", "mixed")
+        }
+        self._once = self._functions["mark"].options(retries=0)
+        self._nap_again = self._functions["nap"].options(idempotent=True)
+        self._late = self._functions["nap"].options(timeout=LATE_SECONDS)
+        self._kinds = settings["kinds"] or list(WEIGHTS)
+        self._due = 0.0
+        self._streams: List[threading.Thread] = []
+        self._to_cancel: List[Tuple[float, Any]] = []
+
+    def tick(self, seconds: float) -> None:
+        """Submit what is due after so many more seconds."""
+        now = time.monotonic()
+        while self._to_cancel and self._to_cancel[0][0] <= now:
+            self._to_cancel.pop(0)[1].cancel()
+        self._due = min(self._due + seconds * self._rate, self._rate)  # After a freeze: no more than a second's worth.
+        while self._due >= 1 and self.accounts.submitted - self.accounts.done < MOST_PENDING:
+            kind = self._random.choices(self._kinds, [WEIGHTS[kind] for kind in self._kinds])[0]
+            self._due -= self._submit(kind)
+
+    def settle(self) -> bool:
+        """Whether nothing is pending and no stream is read any more."""
+        self.tick(0)
+        self._streams = [stream for stream in self._streams if stream.is_alive()]
+        return not self._streams and self.accounts.submitted == self.accounts.done
+
+    def _submit(self, kind: str) -> int:
+        random_ = self._random
+        if kind == "stream":
+            return self._begin_stream()
+        if kind == "follow":
+            return self._submit_two()
+        task = self.accounts.open(kind)
+        number = task.number
+        seconds = _nap_seconds(random_)
+        nbytes = _nbytes(random_)
+        functions = self._functions
+        if kind == "noop":
+            future = functions["noop"].remote(number)
+        elif kind == "nap":
+            future = functions["nap"].remote(number, seconds)
+        elif kind == "nap_again":
+            future = self._nap_again.remote(number, seconds)
+        elif kind in ("blob", "buffer"):
+            task.expected = _gives_blob(number, nbytes)
+            future = functions[kind].remote(number, nbytes)
+        elif kind == "argument":
+            data = tasks.pattern(number, nbytes)
+            task.expected = lambda value, error: (
+                error is None and value == (number, nbytes // tasks.NUMBER_BYTES * tasks.NUMBER_BYTES)
+            )
+            future = functions["measure"].remote(number, data)
+        elif kind == "fail":
+            task.expected = _fails(number)
+            future = functions["fail"].remote(number)
+        elif kind == "once":
+            future = self._once.remote(number, seconds / 4, f"{self._marks}.once")
+        elif kind == "mark":
+            future = functions["mark"].remote(number, seconds / 4, f"{self._marks}.again")
+        elif kind == "late":
+            task.expected = lambda value, error: isinstance(error, TaskTimeoutError)
+            future = self._late.remote(number, 60.0)
+        else:
+            task.expected = lambda value, error: isinstance(error, TaskCancelledError) or (error is None and value == number)
+            future = functions["nap"].remote(number, 2.0)
+            self._to_cancel.append((time.monotonic() + 0.2, future))
+        self._follow_up(task, future)
+        return 1
+
+    def _submit_two(self) -> int:
+        first, second = self.accounts.open("follow"), self.accounts.open("follow")
+        second.expected = lambda value, error: error is None and value == (first.number, second.number)
+        future = self._functions["nap"].remote(first.number, _nap_seconds(self._random) / 4)
+        other = self._functions["follow"].remote(future, second.number)
+        self._follow_up(first, future)
+        self._follow_up(second, other)
+        return 2
+
+    def _follow_up(self, task: Task, future: Any) -> None:
+        task.future = future
+        future.add_done_callback(lambda ended: self.accounts.ended(task, ended))
+
+    def _begin_stream(self) -> int:
+        self._streams = [stream for stream in self._streams if stream.is_alive()]
+        if len(self._streams) >= STREAMS:
+            return 1
+        opened: List[Task] = []
+        items: List[Draw] = []
+        for _ in range(self._random.randint(5, 40)):
+            kind = self._random.choices(["noop", "nap", "blob", "fail"], [60, 20, 4, 6])[0]
+            task = self.accounts.open("stream")
+            argument: float = _nbytes(self._random) if kind == "blob" else _nap_seconds(self._random)
+            if kind == "fail":
+                task.expected = _fails(task.number)
+            elif kind == "blob":
+                task.expected = _gives_blob(task.number, int(argument))
+            opened.append(task)
+            items.append(Draw(kind, task.number, argument))
+        read = self._read_in_order if self._random.random() < 0.5 else self._read_as_completed
+        thread = threading.Thread(target=read, args=(opened, items), daemon=True)
+        thread.start()
+        self._streams.append(thread)
+        return len(items)
+
+    def _read_in_order(self, opened: List[Task], items: List[Draw]) -> None:
+        """Values, in the order of the input."""
+        unread = list(opened)
+        try:
+            for value in self._functions["mixed"].map(map(tuple, items), return_exceptions=True):
+                error = value if isinstance(value, BaseException) else None
+                if not unread:
+                    self.accounts.complain("delivered twice", opened[-1], value, error)
+                    continue
+                self.accounts.close(unread.pop(0), None if error else value, error)
+        except BaseException as error:  # noqa: BLE001 - whatever ends a stream early has lost what was to come
+            self._give_up(unread, error)
+        else:
+            self._give_up(unread, None)
+
+    def _read_as_completed(self, opened: List[Task], items: List[Draw]) -> None:
+        """Futures, as they end."""
+        unread = dict(enumerate(opened))
+        try:
+            for future in self._functions["mixed"].map(map(tuple, items)).as_completed():
+                opened[future.index].future = future
+                unread.pop(future.index, None)
+                self.accounts.ended(opened[future.index], future)
+        except BaseException as error:  # noqa: BLE001 - the same
+            self._give_up(list(unread.values()), error)
+        else:
+            self._give_up(list(unread.values()), None)
+
+    def _give_up(self, tasks_: List[Task], error: Optional[BaseException]) -> None:
+        for task in tasks_:
+            self.accounts.close(task, None, error or RuntimeError("its stream ended without it"))
+
+
+def _gives_blob(number: int, nbytes: int) -> Expected:
+    return lambda value, error: error is None and value == tasks.pattern(number, nbytes)
+
+
+def _fails(number: int) -> Expected:
+    return lambda value, error: type(error) is ValueError and str(error) == f"task {number} fails on purpose"
+
+
+def _nap_seconds(random_: random.Random) -> float:
+    return random_.uniform(0.01, 0.3) if random_.random() < 0.93 else random_.uniform(0.3, 2.0)
+
+
+def _nbytes(random_: random.Random) -> int:
+    most = random_.choices([64_000, 1_000_000, 5_000_000], [60, 30, 10])[0]
+    return random_.randint(0, most)
+
+
+def _short(value: Any) -> str:
+    text = repr(value[:40] if isinstance(value, (bytes, bytearray)) else value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def main() -> None:
+    """Obey until the end."""
+    settings = json.loads(sys.argv[1])
+    lock = threading.Lock()
+
+    def say(what: Dict[str, Any]) -> None:
+        with lock:
+            print(json.dumps(what), flush=True)
+
+    with GPUMesh(settings["url"], fallback=False, name=settings["name"]) as mesh:
+        client = Client(mesh, settings, say)
+        _obey(client, say)
+    say({"over": client.accounts.counts()})
+
+
+def _obey(client: Client, say: Callable[[Dict[str, Any]], None]) -> None:
+    is_going, is_held = False, False
+    orders = b""
+    told_at = ticked_at = time.monotonic()
+    while True:
+        if select.select([0], [], [], TICK_SECONDS)[0]:
+            data = os.read(0, 4096)
+            if not data:
+                return
+            *whole, orders = (orders + data).split(b"\n")
+            for order in whole:
+                if order == b"end":
+                    return
+                is_going, is_held = order == b"go", order == b"hold"
+        now = time.monotonic()
+        client.tick(now - ticked_at if is_going else 0.0)
+        ticked_at = now
+        if is_held and client.settle():
+            is_held = False
+            gc.collect()
+            say({"idle": client.accounts.counts()})
+        if now - told_at >= REPORT_SECONDS:
+            told_at = now
+            say({"counts": client.accounts.counts()})
+            pending = client.accounts.pending()[:20] if not is_going else []
+            if pending:
+                say(
+                    {
+                        "waiting": [
+                            [task.number, task.kind, getattr(task.future, "task_id", None), task.begun] for task in pending
+                        ]
+                    }
+                )
+
+
+if __name__ == "__main__":
+    main()
