@@ -49,7 +49,10 @@ GPU_LIBRARIES = ("torch", *OTHER_LIBRARIES)
 LAST_READS = 64  # Of what a script has left in its pipes: someone it has left behind may go on writing.
 _TERMINATED = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024  # What ru_maxrss counts in.
-_RESET = [getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signal, name)]  # Python ignores them.
+# Python ignores the first two, and a function may have ignored others: a program would inherit that.
+_RESET = [
+    getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGINT", "SIGTERM", "SIGHUP", "SIGCHLD") if hasattr(signal, name)
+]
 # In an environment: the script as the main program, with what the worker has behind what the environment has.
 _LOOK_BEHIND = """
 import site, sys
@@ -212,7 +215,7 @@ class _Run:
         Raises:
             OSError: No process can be started.
         """
-        wake, wake_write = os.pipe()
+        wake, wake_write = _pipes(1)
         os.set_blocking(wake, False)
         os.set_blocking(wake_write, False)
         before = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -237,14 +240,14 @@ class _Run:
     # --- start and end
 
     def _start(self, command: List[str], folder: str, environment: Dict[str, str], data: bytes) -> None:
-        theirs, self._stdin = os.pipe()
-        out, out_write = os.pipe()
-        err, err_write = os.pipe()
+        theirs, self._stdin, out, out_write, err, err_write = _pipes(3)
         self._input = memoryview(data)
         self._streams = [_Stream(1, out, self._last), _Stream(2, err, self._tail)]
         for fd in (self._stdin, out, err):
             os.set_blocking(fd, False)
         self._memory_kills = detect.memory_kills()
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Some function's doing; nobody would learn how the script ends.
         runner = os.getpid()
         try:
             self._pid = os.fork()
@@ -428,6 +431,7 @@ def _become(command: List[str], folder: str, environment: Dict[str, str], stream
         system.die_with_parent(runner)
         for number in _RESET:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         for target, fd in enumerate(streams):
             os.dup2(fd, target)
         _close_others()
@@ -437,6 +441,19 @@ def _become(command: List[str], folder: str, environment: Dict[str, str], stream
         os.write(2, f"gpumesh: {command[0]} cannot be started: {error}\n".encode())
     finally:
         os._exit(127)
+
+
+def _pipes(count: int) -> List[int]:
+    """Read end, write end, and so on: all of them, or none."""
+    ends: List[int] = []
+    try:
+        for _ in range(count):
+            ends.extend(os.pipe())
+    except OSError:
+        for end in ends:
+            os.close(end)
+        raise
+    return ends
 
 
 def _close_others() -> None:

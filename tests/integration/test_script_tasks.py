@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,10 +24,11 @@ from gpumesh.config import (
     SCRIPT_RESULT_BYTES,
 )
 from gpumesh.model.outcomes import Status, failure_text
+from gpumesh.model.resources import DeviceFacts, Requirement
 from gpumesh.runtime.code_folder import FOLDER_VARIABLE
 from gpumesh.runtime.script_folder import WORK
 from tests.support.processes import descriptors, named, resident_bytes, session_of, until, until_gone
-from tests.support.script_site import ScriptSite, here, set_here
+from tests.support.script_site import ScriptSite, here, ignore_here, set_here
 from tests.support.wheels import make_wheel, offline
 
 ECHO = "import json, sys\nprint('hello')\nprint(json.dumps(json.load(sys.stdin)))\n"
@@ -145,6 +149,17 @@ def test_text_is_utf_8_whatever_the_worker_s_locale_says(site: ScriptSite) -> No
 
     assert site.ended(task) == (Status.OK, "ü€😀")
     assert site.output(task, 2) == '"ü€😀"\n'.encode()
+
+
+def test_the_example_of_the_document_does_what_is_shown_there(site: ScriptSite) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "jobs.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"^```python\n(# train.py\n.*?)^```", text, re.DOTALL | re.MULTILINE)
+    ((payload, shown),) = re.findall(r"^\$ echo '(.*)' \| python train.py\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+    task = site.submit(site.write(source, "train.py"), payload.encode())
+
+    assert site.ended(task)[0] == Status.OK
+    assert site.output(task).decode() == shown
 
 
 # --- its folder
@@ -274,6 +289,27 @@ def test_a_script_has_nothing_of_the_runner_open(site: ScriptSite) -> None:
         )
         == 3
     )
+
+
+WITHOUT_PIDFD = """
+import os, sys
+if hasattr(os, "pidfd_open"):
+    del os.pidfd_open
+from gpumesh.runtime import script_task
+words = [0] * 9
+for source in ("print(1)", "import sys; sys.exit(2)", "import os; os.close(1); os.close(2)"):
+    outcome = script_task._Run(words, 7, "script").run([sys.executable, "-c", source], "/", dict(os.environ), b"")
+    print(outcome, words[8], file=sys.stderr)
+"""
+
+
+def test_the_end_of_a_script_is_noticed_where_the_system_does_not_tell() -> None:
+    run = subprocess.run([sys.executable, "-c", WITHOUT_PIDFD], capture_output=True, text=True, timeout=30, check=True)
+
+    one, two, three = run.stderr.splitlines()
+    assert one == "(0, b'1') 0"
+    assert two.startswith("(1, {'reason': 'script exited with code 2'")
+    assert "printed nothing" in three
 
 
 # --- its output
@@ -432,6 +468,37 @@ def test_a_script_and_its_children_end_with_the_runner(tmp_path: Path, monkeypat
             assert site.ended(task)[0] == Status.CRASHED
             assert site.result(ECHO, 3) == 3
             assert len(os.listdir(tmp_path / "unpacked" / WORK)) == 2, "the dead one's copy is gone"
+    finally:
+        site.close()
+
+
+def test_what_functions_have_ignored_a_script_hears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "unpacked"))
+    site = ScriptSite(tmp_path)
+    try:
+        site.call(ignore_here, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP)
+
+        status, details = site.ended(site.start("import os; os.kill(os.getpid(), 15)"))
+
+        assert (status, details["exit"]) == (Status.CRASHED, -15)
+        assert site.result("import os; os.kill(os.getpid(), 28); print(1)") == 1
+    finally:
+        site.close()
+
+
+# --- cards
+
+
+def test_a_script_sees_the_cards_of_its_task_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "unpacked"))
+    cards = [DeviceFacts("cuda", place, "RTX", 24 * 10**9, 100.0, uuid=f"GPU-{place}") for place in range(2)]
+    site = ScriptSite(tmp_path, devices=cards)
+    source = "import json, os\nprint(json.dumps([os.environ['CUDA_VISIBLE_DEVICES'], os.environ.get('GPUMESH_DEVICE')]))"
+    try:
+        need = Requirement("gpu", gpus=1.0)
+
+        assert site.result(source, cards=("GPU-1",), requirement=need) == ["GPU-1", "cuda:0"]
+        assert site.result(source) == ["", None]
     finally:
         site.close()
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import threading
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from gpumesh.client.scripts import pack_script
 from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import OutOfBand
+from gpumesh.model.resources import DeviceFacts
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.protocol.messages import DefineCode
 from gpumesh.runtime.launch import child_environment, launch_spawner
@@ -23,7 +25,7 @@ from gpumesh.serialization import functions, values
 class ScriptSite(PoolOwner):
     """The pool's owner; scripts are written into `folder`."""
 
-    def __init__(self, folder: Path, *, slots: int = 1) -> None:
+    def __init__(self, folder: Path, *, slots: int = 1, devices: Sequence[DeviceFacts] = ()) -> None:
         self.folder = folder
         self.pids: List[int] = []
         self.is_congested = False
@@ -40,7 +42,7 @@ class ScriptSite(PoolOwner):
             return pid, channel
 
         async def start() -> RunnerPool:
-            pool = RunnerPool(self._thread.loop, launch, self, slots=slots, cores=4, label="here")
+            pool = RunnerPool(self._thread.loop, launch, self, slots=slots, cores=4, label="here", devices=devices)
             pool.start()
             return pool
 
@@ -68,13 +70,13 @@ class ScriptSite(PoolOwner):
         path.write_text(source, encoding="utf-8")
         return path
 
-    def submit(self, path: Path, payload: Any = None, **options: Any) -> int:
+    def submit(self, path: Path, payload: Any = None, *, cards: Tuple[str, ...] = (), **options: Any) -> int:
         """Send one attempt at a script; its number."""
         packed = pack_script(path)
         options.setdefault("script", packed.script)
         spec = TaskSpec(packed.function, packed.name, code=packed.code, place=False, **options)
         data: Any = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
-        return self._send(spec, OutOfBand([data]) if len(data) > 65536 else data, packed.cargo.parts())
+        return self._send(spec, OutOfBand([data]) if len(data) > 65536 else data, packed.cargo.parts(), cards)
 
     def start(self, source: str, payload: Any = None, **options: Any) -> int:
         """The same for a script that is this text."""
@@ -91,7 +93,7 @@ class ScriptSite(PoolOwner):
         assert status == Status.OK, payload
         return values.loads(payload)
 
-    def _send(self, spec: TaskSpec, payload: Any, parts: Any) -> int:
+    def _send(self, spec: TaskSpec, payload: Any, parts: Any, cards: Tuple[str, ...] = ()) -> int:
         task, self._next = self._next, self._next + 1
 
         def send() -> None:
@@ -100,7 +102,7 @@ class ScriptSite(PoolOwner):
             if spec.script:
                 self.pool.define_function(spec.function, b"")
             number = self.pool.define_spec(tuple(spec), cores=0, timeout=spec.timeout)
-            self.pool.run(number, [(task, 1, payload)])
+            self.pool.run(number, [(task, 1, payload)], cards=cards)
 
         self.on_loop(send)
         return task
@@ -187,3 +189,9 @@ def here(name: str) -> str:
 def set_here(name: str, value: str) -> None:
     """Change it."""
     os.environ[name] = value
+
+
+def ignore_here(*numbers: int) -> None:
+    """Have this process ignore signals, as some libraries do."""
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
