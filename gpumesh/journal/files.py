@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import stat
 import sys
@@ -18,6 +19,7 @@ from gpumesh.journal.schema import APPLICATION_ID, VERSION, version_of
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
+_INDEX_BYTES = 64 * 1024  # What SQLite adds to it at once is half of that.
 
 
 def default_db_path(port: int = DEFAULT_PORT) -> str:
@@ -147,7 +149,7 @@ def _check_identity(path: str, version: int, owner: int) -> None:
 def explained(error: BaseException, path: str) -> JournalError:
     """What SQLite says, in words that help."""
     text = str(error)
-    if "full" in text:
+    if "full" in text or ("I/O" in text and _is_full(path)):  # The second: no room for the log's index.
         return JournalError(f"no room for the database of jobs {path}: the disk is full; free some space")
     if "locked" in text or "busy" in text:
         return JournalError(f"the database of jobs {path} is locked by another program; end it, or name another one with --db")
@@ -160,6 +162,13 @@ def explained(error: BaseException, path: str) -> JournalError:
             f"the database of jobs {path} cannot be opened; look whether file and folder may be read and written"
         )
     return JournalError(f"the database of jobs {path} cannot be used: {text}")
+
+
+def _is_full(path: str) -> bool:
+    try:
+        return shutil.disk_usage(os.path.dirname(path)).free < _INDEX_BYTES
+    except OSError:
+        return False
 
 
 def damaged(path: str, what: str) -> JournalError:

@@ -140,10 +140,15 @@ class _LoneReader(SqliteReader):
         self._holding.close()
 
 
-def _connect(path: str, parameters: str) -> sqlite3.Connection:
+def _connect(path: str, parameters: str, *, file: str = "") -> sqlite3.Connection:
+    """Open the database, or the file that is a copy of it."""
     try:
         connection = sqlite3.connect(
-            uri_of(path, parameters), uri=True, timeout=JOURNAL_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            uri_of(file or path, parameters),
+            uri=True,
+            timeout=JOURNAL_BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
         )
         try:
             check_owner(path, connection)
@@ -166,7 +171,7 @@ def _connect_copy(path: str, holding: contextlib.ExitStack) -> sqlite3.Connectio
             f"the database of jobs {path} was left behind by a killed coordinator, and cannot be copied to {copy} to be read:"
             f" {error.strerror or error}"
         ) from None
-    return _connect(copy, "mode=rw")
+    return _connect(path, "mode=rw", file=copy)
 
 
 def _migrated(connection: sqlite3.Connection, path: str, holding: contextlib.ExitStack) -> sqlite3.Connection:
