@@ -29,13 +29,19 @@ class Commands:
         with self._ends as ends:
             folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="benchmarks-"))  # For the connection that they save.
             self._environment = {**os.environ, _TOKEN: self._token, "XDG_CONFIG_HOME": folder, "PYTHONUNBUFFERED": "1"}
-            said = ends.enter_context(_command(["serve", "--port", "0", "--no-self-worker"], self._environment))
+            options = ["--port", "0", "--no-self-worker", "--db", os.path.join(folder, "jobs.db")]
+            said = ends.enter_context(_command(["serve", *options], self._environment))
             self._url = said.split("serving at ")[1].split(",")[0]
             self._ends = ends.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._ends.close()
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Of programs that are to use the mesh."""
+        return {**self._environment, "GPUMESH_URL": self._url}
 
     def join(self, *options: str, environment: Mapping[str, str]) -> None:
         """Add a worker; it has joined when this returns."""

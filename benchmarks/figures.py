@@ -353,6 +353,27 @@ ROWS: Tuple[Row, ...] = (
             Row("latency_under_transfer", f"{title} meanwhile", f"{side}_gb_s", "GB/s", smaller_is_better=False),
         )
     ),
+    Row(
+        "jobs",
+        "script tasks accepted, on disk",
+        "accepted_per_s",
+        "tasks/s",
+        smaller_is_better=False,
+        bars=(Bar(5000),),
+    ),
+    Row(
+        "jobs",
+        "no-op p50 while 6,000 tasks/s come, over p50 at rest",
+        "latency_over_idle",
+        "",
+        smaller_is_better=True,
+        bars=(Bar(1.5),),
+    ),
+    Row("jobs", "tasks that came meanwhile", "paced_per_s", "tasks/s", smaller_is_better=False),
+    Row("jobs", "no-op at rest, p50", "idle_p50_us", "us", smaller_is_better=True),
+    Row("jobs", "no-op meanwhile, p50", "during_p50_us", "us", smaller_is_better=True),
+    Row("jobs", "no-op at rest, p99", "idle_p99_us", "us", smaller_is_better=True),
+    Row("jobs", "no-op meanwhile, p99", "during_p99_us", "us", smaller_is_better=True),
     *(
         row._replace(workload=workload, title=f"{title}, {row.title}", bars=bars, goals=goals)
         for workload, title, has_bars in (("unlike", "slept", True), ("unlike_burning", "computed", False))

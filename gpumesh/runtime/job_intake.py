@@ -84,6 +84,8 @@ class JobIntake:
                 self._mesh.answer(
                     client, message.number, {"accepted": True} if is_same else None, text, "" if is_same else "taken"
                 )
+            elif self._is_complete(spec.job):
+                self.begin(client, message)  # It came before, and is on its way to the disk: the next look finds it.
             else:
                 self._open(client, message.number, spec, parts)
                 for payloads in expected.waiting:
@@ -181,8 +183,13 @@ class JobIntake:
             if expected.client == client:
                 del self._expected[job]
         for job, arriving in list(self._arriving.items()):
-            if arriving.client == client and arriving.received < max(1, arriving.spec.count):
+            if arriving.client == client and not self._is_complete(job):
                 self._drop(job)
+
+    def _is_complete(self, job: str) -> bool:
+        """Whether all of it is here, and the journal has been told to accept it."""
+        arriving = self._arriving.get(job)
+        return arriving is not None and arriving.received == arriving.spec.count
 
 
 def _wrong_with(message: JobPayloads, arriving: _Arriving) -> str:
