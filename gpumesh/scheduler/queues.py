@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Deque, Dict, Iterable, Iterator, List, Optiona
 from gpumesh.config import AGEING_SECONDS, INFEASIBLE_NOTICE_SECONDS
 from gpumesh.model.ids import ClientNumber
 from gpumesh.model.resources import Requirement
-from gpumesh.scheduler.states import Client, Spec, Worker
+from gpumesh.scheduler.confinement import ANYWHERE, Confinement
+from gpumesh.scheduler.states import Client, Spec, Worker, WorkerState
 
 if TYPE_CHECKING:
     from gpumesh.scheduler.horizon import Horizon
@@ -113,21 +114,26 @@ class Lane:
                     yield task_id
 
 
-GroupKey = Tuple[Requirement, int, Tuple[str, ...]]
-"""Requirement, priority, packages."""
+GroupKey = Tuple[Requirement, int, Tuple[str, ...], Confinement]
+"""Requirement, priority, packages, and who may run it at all."""
 
 
 class Group:
     """Ready tasks with the same requirement, priority and packages, and the workers that can run them."""
 
-    __slots__ = ("need", "priority", "packages", "workers", "specs", "lanes", "count", "is_saturated", "due", "waits_since", "held_since",
+    __slots__ = ("need", "priority", "packages", "confinement", "workers", "specs", "lanes", "count", "is_saturated", "due", "waits_since", "held_since",
                  "horizon", "repeatable")  # fmt: skip
 
-    def __init__(self, need: Requirement, priority: int, packages: Tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, need: Requirement, priority: int, packages: Tuple[str, ...] = (), confinement: Confinement = ANYWHERE
+    ) -> None:
         self.need = need
         self.priority = priority
         self.packages = packages  # Of the environment that its tasks run in.
-        self.workers: Dict[Worker, int] = {}  # Healthy and able, in order of joining; the value is the slots that a task takes.
+        self.confinement = confinement  # Of tasks that have failed before.
+        self.workers: Dict[
+            Worker, int
+        ] = {}  # Healthy, able and admitted, in order of joining; the value is the slots that a task takes.
         self.specs = 0  # Specs that clients here have defined for it; without any it is dropped.
         self.lanes: Dict[ClientNumber, Lane] = {}  # Only those with ready tasks; the first is next.
         self.count = 0  # Ready tasks.
@@ -143,7 +149,13 @@ class Group:
     @property
     def key(self) -> GroupKey:
         """What its tasks have in common."""
-        return self.need, self.priority, self.packages
+        return self.need, self.priority, self.packages, self.confinement
+
+    def width_on(self, worker: Worker) -> Optional[int]:
+        """Slots that a task takes there, 0 if it runs on cards; None: it can or may never run there, or not as things are."""
+        if worker.state is not WorkerState.HEALTHY or not self.confinement.admits(worker.id):
+            return None
+        return worker.width_of(self.need)
 
     def push(self, spec: Spec, ids: Sequence[int], now: float) -> None:
         """Append new tasks."""
@@ -216,6 +228,25 @@ class Group:
         if not lane.count:
             del self.lanes[lane.client.number]
         return ids
+
+    def remove(self, spec: Spec, task_id: int) -> None:
+        """This ready task, of this spec, leaves. Costs a look at all that are here of its client."""
+        lane = self.lanes[spec.client.number]
+        run = next(run for run in lane.runs if run.spec is spec and task_id in run.ids)
+        self.pick(lane, run, (task_id,))
+
+    def empty(self) -> List[Tuple[Spec, int]]:
+        """All ready tasks, which are no longer here."""
+        found = [
+            (run.spec, task_id)
+            for lane in self.lanes.values()
+            for run in lane.runs
+            for task_id in run.ids
+            if task_id not in lane.dead
+        ]
+        self.lanes.clear()
+        self.count = 0
+        return found
 
     def drop(self, client: Client) -> List[int]:
         """The client is gone: its ready tasks, which are no longer here."""
