@@ -48,6 +48,8 @@ FREE_SEGMENTS_FRACTION = (
 
 # --- tasks
 DEFAULT_RETRIES = 3
+ELSEWHERE_LEAST_SECONDS = 1.0  # So long, at least, a task that failed on one worker waits for the others to have room.
+ELSEWHERE_UNKNOWN_SECONDS = 10.0  # The same where nobody knows how long such tasks take.
 BACKOFF_CAP_SECONDS = (
     60.0  # To which the pause between two attempts is doubled; what is down for longer will be down for longer still.
 )
@@ -143,6 +145,7 @@ SCRIPT_RESULT_BYTES = 16 * MIB  # The last line of a script's output; it is held
 SCRIPT_OUTPUT_BURST_BYTES = 1 * MIB  # Of one stream that go on at once: more than anybody reads.
 SCRIPT_OUTPUT_RATE_BYTES = 128 * KIB  # A second, after that: a thousand lines. What is beyond is left out.
 SCRIPT_OUTPUT_TAIL_BYTES = 64 * KIB  # The end of what was held back is told, however much that was.
+SCRIPT_GATHER_SECONDS = 0.02  # What is written in this time goes on together: nobody sees the difference, and a line is one message.
 SCRIPT_INTERRUPT_SECONDS = 0.4  # From SIGINT to SIGTERM, for what ignores the one.
 SCRIPT_GRACE_SECONDS = 0.8  # From SIGINT to SIGKILL: less than CANCEL_GRACE_SECONDS, so that the runner lives on.
 SCRIPT_EXIT_CHECK_SECONDS = 0.02  # Where the system does not tell of the end of a process.

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NoReturn, Optional, 
 from gpumesh.config import (
     OUTPUT_READ_BYTES,
     SCRIPT_EXIT_CHECK_SECONDS,
+    SCRIPT_GATHER_SECONDS,
     SCRIPT_GRACE_SECONDS,
     SCRIPT_INTERRUPT_SECONDS,
 )
@@ -128,7 +129,7 @@ class ScriptTasks:
 class _Stream:
     """One of the script's standard streams, on its way to ours of the same number."""
 
-    __slots__ = ("number", "fd", "out", "_listener", "_forward")
+    __slots__ = ("number", "fd", "out", "_listener", "_forward", "_gathered", "_since")
 
     def __init__(self, number: int, fd: int, listener: Union[LastLine, Tail]) -> None:
         self.number = number
@@ -136,6 +137,8 @@ class _Stream:
         self.out = b""  # To be written to ours.
         self._listener = listener
         self._forward = Forwarding(monotonic())
+        self._gathered = b""  # What has come since then, and goes on together: a line is often written in parts.
+        self._since = 0.0
 
     def register(self, poll: select.poll) -> None:
         """What to wait for. As long as the agent does not take what is there, the script waits."""
@@ -146,17 +149,22 @@ class _Stream:
 
     def due(self) -> float:
         """When to `move` in any case."""
-        return float("inf") if self.out else self._forward.due()
+        if self.out:
+            return float("inf")
+        return min(self._forward.due(), self._since + SCRIPT_GATHER_SECONDS) if self._gathered else self._forward.due()
 
     def move(self, ready: Dict[int, int]) -> None:
         """Read, or write, as far as that can be done without waiting."""
         if self.out:
             if self.number in ready:
                 self._write()
-        elif self.fd in ready:
+            return
+        if self.fd in ready:
             self.read()
-        else:
-            self.out = b"".join(self._forward.feed(b"", monotonic()))
+        now = monotonic()
+        if now >= self.due() or len(self._gathered) >= OUTPUT_READ_BYTES // 4:
+            self.out = b"".join(self._forward.feed(self._gathered, now))
+            self._gathered = b""
 
     def read(self) -> bool:
         """Take in some of it; whether there was any."""
@@ -170,13 +178,18 @@ class _Stream:
             self.close()
             return False
         self._listener.feed(data)
-        self.out += b"".join(self._forward.feed(data, monotonic()))
+        if not self._gathered:
+            self._since = monotonic()
+        self._gathered += data
         return True
 
     def read_rest(self) -> None:
         """The script has ended, and what it had written before is in the pipe."""
         for _ in range(LAST_READS):
-            if not self.read():
+            has_more = self.read()
+            self.out += b"".join(self._forward.feed(self._gathered, monotonic()))
+            self._gathered = b""
+            if not has_more:
                 break
         self.out += b"".join(self._forward.end())
 
