@@ -123,6 +123,8 @@ class Cluster(Flow):
         """Take in what happened; what to do about it, in order."""
         actions: List[Action] = []
         self._handlers[type(event)](event, now, actions)
+        if self._deserted:
+            self._set_free(now, actions)
         return actions
 
     def next_deadline(self) -> Optional[float]:
@@ -130,9 +132,10 @@ class Cluster(Flow):
         due = math.inf if self._balance_at is None else self._balance_at
         if self._look_at is not None:
             due = min(due, self._look_at)
-        delay = self._delays.next_due()
-        if delay is not None:
-            due = min(due, delay)
+        for delays in (self._delays, self._patience):
+            delay = delays.next_due()
+            if delay is not None:
+                due = min(due, delay)
         for group in self._stuck:
             due = min(due, group.due)
         if self._away or self._away_clients:
@@ -155,6 +158,8 @@ class Cluster(Flow):
             self._settle_recovery(now, actions)
         if self._delays:
             self._return(self._delays.due(now), now, actions)
+        if self._patience:
+            self._lose_patience(now, actions)
         if self._balance_at is not None and self._balance_at <= now:
             self._balance(now, actions)
         if self._look_at is not None and self._look_at <= now:
@@ -612,11 +617,9 @@ class Cluster(Flow):
             del self._tasks[task_id]
             self._supervision.forget(task_id)
             self._locality.forget(task_id)
-        for spec in [*client.specs.values(), *client.replaced]:
-            spec.group.specs -= 1
-            if not spec.group.specs:
-                self._queues.groups.pop(spec.group.key, None)
-                self._repeatable.pop(spec.group, None)
+        self._patience.drop_client(client)
+        for spec in [*client.specs.values(), *client.replaced, *client.confined.values()]:
+            self._forget_spec(spec)
         if gone:
             actions.append(Forget(gone))
 

@@ -44,6 +44,7 @@ from gpumesh.scheduler.actions import (
     Retrying,
     WorkersChanged,
 )
+from gpumesh.scheduler.confinement import ANYWHERE, Confinement, confinement, patience_seconds
 from gpumesh.scheduler.copies import choose_copies
 from gpumesh.scheduler.delays import Delayed, Delays, backoff_seconds
 from gpumesh.scheduler.dependencies import Dependencies, Waiting
@@ -85,6 +86,7 @@ _OK = int(Status.OK)
 
 HELD_GROWTH = 1.25  # With so many times the tasks that were ready, who was held back is asked again.
 UNCAPPED = 1 << 62  # More than any allowance.
+CONFINED_SPECS = 64  # Of a client; with each so many it is looked for those that no task is of.
 
 Returned = Tuple[Spec, int]
 """A task that goes back to the front of its queue."""
@@ -105,6 +107,8 @@ class Flow:
         self._throughput = Throughput()
         self._supervision = Supervision()
         self._delays = Delays()
+        self._patience = Delays()  # Of ready tasks that wait for others than those on which they have failed.
+        self._deserted: Dict[Group, None] = {}  # Confined, with ready tasks, and nobody of those who may run them is left.
         self._cancelled: Dict[int, None] = {}  # Assigned, and their client wants them ended.
         self._orphans: Dict[int, List[int]] = {}  # Task id -> attempts that still run somewhere for a client that left.
         self._stuck: Dict[Group, None] = {}  # Ready tasks and nobody who could run them.
@@ -176,12 +180,13 @@ class Flow:
         """Enter a worker wherever it can serve."""
         if worker.state is WorkerState.HEALTHY:
             for group in self._queues.groups.values():
-                width = worker.width_of(group.need)
+                width = group.width_on(worker)
                 if width is not None:
                     group.workers[worker] = width
                     group.is_saturated = False
                     group.horizon = None
                     self._stuck.pop(group, None)
+                    self._deserted.pop(group, None)
         self._settle(worker, now)
 
     def _withdraw(self, worker: Worker, now: float) -> None:
@@ -192,6 +197,9 @@ class Flow:
             group.horizon = None
             if group.count and not group.workers:
                 self._held.pop(group, None)
+                if group.confinement != ANYWHERE:
+                    self._deserted[group] = None
+                    continue
                 self._stuck[group] = None
                 group.wait_from(now)
 
@@ -281,17 +289,29 @@ class Flow:
 
     def _new_spec(self, client: Client, spec: TaskSpec) -> Spec:
         """A spec with all that is looked up for it; it counts in its group from now on."""
-        key = (spec.requirement, spec.priority, spec.packages)
+        group = self._group(spec, ANYWHERE)
+        function = self._throughput.function(spec.function, "gpu" if spec.requirement.needs_gpu else "")
+        return Spec(client, spec, function, group)
+
+    def _group(self, spec: TaskSpec, confined: Confinement) -> Group:
+        """The group of a spec, which counts in it from now on."""
+        key = (spec.requirement, spec.priority, spec.packages, confined)
         group = self._queues.groups.get(key)
         if group is None:
             group = self._queues.groups[key] = Group(*key)
             for worker in self._workers.values():
-                width = worker.width_of(group.need) if worker.state is WorkerState.HEALTHY else None
+                width = group.width_on(worker)
                 if width is not None:
                     group.workers[worker] = width
         group.specs += 1
-        function = self._throughput.function(spec.function, "gpu" if spec.requirement.needs_gpu else "")
-        return Spec(client, spec, function, group)
+        return group
+
+    def _forget_spec(self, spec: Spec) -> None:
+        """It does not count in its group any more."""
+        spec.group.specs -= 1
+        if not spec.group.specs:
+            self._queues.groups.pop(spec.group.key, None)
+            self._repeatable.pop(spec.group, None)
 
     # --- tasks come in
 
@@ -914,13 +934,63 @@ class Flow:
         now: float,
         actions: List[Action],
     ) -> None:
-        """An attempt has failed here and is not the last one: the next is for now, or for later."""
+        """An attempt has failed here and is not the last one: the next is for now or for later, and perhaps not for everybody."""
         actions.append(Retrying(task_id, self._supervision.attempt_of(task_id), worker.id, status))
-        wait = backoff_seconds(spec, self._supervision.strikes_of(task_id))
-        if wait and task_id not in self._adopted:
+        if task_id in self._adopted:
+            returned.append((spec, task_id))
+            return
+        strikes = self._supervision.strikes_of(task_id)
+        wait = backoff_seconds(spec, strikes)
+        spec = self._confine(spec.plain, self._supervision.failed_on(task_id))
+        if spec.group.confinement.avoid:
+            self._patience.add(task_id, spec, now + wait + patience_seconds(spec, worker, strikes))
+        if wait:
             self._tasks[task_id] = self._delays.add(task_id, spec, now + wait)
         else:
             returned.append((spec, task_id))
+
+    def _confine(self, spec: Spec, failed_on: Sequence[WorkerId]) -> Spec:
+        """The same spec for a task that has failed on these workers."""
+        confined = confinement(failed_on, spec.group.workers) if failed_on else ANYWHERE
+        if confined == ANYWHERE:
+            return spec
+        known = spec.client.confined
+        found = known.get((spec, confined))
+        if found is None:
+            if len(known) % CONFINED_SPECS == CONFINED_SPECS - 1:
+                self._forget_confined(spec.client)
+            group = self._group(spec.spec, confined)
+            found = known[spec, confined] = Spec(spec.client, spec.spec, spec.function, group, spec)
+        return found
+
+    def _forget_confined(self, client: Client) -> None:
+        """Those of a client's confined specs that no task is of any more."""
+        used: Dict[Spec, None] = {delayed.spec: None for _, delayed in self._delays}
+        for worker in self._workers.values():
+            used.update((batch.spec, None) for batch in (*worker.assigned.values(), *worker.orphans.values()))
+        for key, spec in list(client.confined.items()):
+            if spec not in used and not spec.group.count:
+                del client.confined[key]
+                self._forget_spec(spec)
+
+    def _lose_patience(self, now: float, actions: List[Action]) -> None:
+        """Those who should be tried elsewhere have waited for that long enough."""
+        returned: List[Returned] = []
+        for spec, task_id in self._patience.due(now):
+            if self._tasks.get(task_id) is spec:
+                spec.group.remove(spec, task_id)
+                self._note(spec.group)
+                returned.append((spec.plain, task_id))
+        self._return(returned, now, actions)
+
+    def _set_free(self, now: float, actions: List[Action]) -> None:
+        """None of those who may run them is left: anybody may."""
+        returned: List[Returned] = []
+        for group in self._deserted:
+            returned.extend((spec.plain, task_id) for spec, task_id in group.empty())
+            self._note(group)
+        self._deserted.clear()
+        self._return(returned, now, actions)
 
     def _note_strike(self, task_id: int, worker: Worker, status: int, actions: List[Action]) -> None:
         """An attempt has failed here while another goes on."""
@@ -971,6 +1041,7 @@ class Flow:
         groups: Dict[Group, None] = {}
         if self._adopted:
             returned = self._without_adopted(returned, actions)
+        returned = [(spec if spec.group.workers else spec.plain, task_id) for spec, task_id in returned]
         if self._has_dead and returned:
             self._bury_all(returned)
         for spec, task_id in reversed(returned):

@@ -11,6 +11,7 @@ from typing import Dict, List, Tuple
 from gpumesh.model.ids import SEQUENCE_BITS, ClientNumber
 from gpumesh.scheduler.cards import Lease
 from gpumesh.scheduler.cluster import Cluster
+from gpumesh.scheduler.confinement import ANYWHERE
 from gpumesh.scheduler.dependencies import Waiting
 from gpumesh.scheduler.states import Spec, Worker, WorkerState
 
@@ -53,6 +54,8 @@ def _check_places(cluster: Cluster) -> None:
         assert recovering.ids, "33: nothing is held back under a spec"
         for task_id in recovering.ids:
             places.setdefault(task_id, []).append(recovering)
+    cluster._patience.check()
+    assert not cluster._deserted, "37: tasks are left to those who are gone"
     for task_id, found in places.items():
         where = cluster._tasks.get(task_id)
         copies = cluster._copies.get(task_id)
@@ -138,7 +141,9 @@ def _check_groups(cluster: Cluster) -> None:
         able = {
             worker: worker.width_of(group.need)
             for worker in cluster._workers.values()
-            if worker.state is WorkerState.HEALTHY and worker.width_of(group.need) is not None
+            if worker.state is WorkerState.HEALTHY
+            and worker.width_of(group.need) is not None
+            and group.confinement.admits(worker.id)
         }
         assert group.workers == able, f"13: the group of {key} does not know who can run its tasks"
         counts = 0
@@ -152,6 +157,7 @@ def _check_groups(cluster: Cluster) -> None:
             assert not lane.dead or cluster._has_dead, "14: a dead id was forgotten"
             counts += living
         assert group.count == counts, f"15: a group counts {group.count} ready tasks and has {counts}"
+        assert group.workers or not group.count or group.confinement == ANYWHERE, f"37: the tasks of {key} wait for nobody"
         is_stuck = bool(group.count) and not group.workers
         assert (group in cluster._stuck) == is_stuck, f"16: the group of {key} is wrongly (not) among the stuck"
         if is_stuck:
@@ -209,7 +215,7 @@ def _check_clients(cluster: Cluster) -> None:
         assert isclose(client.holding, holding, abs_tol=1e-6), (
             f"32: client {number} is charged {client.holding} for what runs, not {holding}"
         )
-        for spec in [*client.specs.values(), *client.replaced]:
+        for spec in [*client.specs.values(), *client.replaced, *client.confined.values()]:
             specs[id(spec.group)] = specs.get(id(spec.group), 0) + 1
     for group in cluster._queues.groups.values():
         assert group.specs == specs.get(id(group), 0) > 0, f"22: a group counts {group.specs} specs"

@@ -92,7 +92,7 @@ WORKER_MOVES: Dict[Tuple[WorkerState, WorkerState], str] = {
 class Client:
     """Someone who submits tasks and waits for their ends."""
 
-    __slots__ = ("number", "name", "specs", "replaced", "pending", "noticed", "served", "holding", "is_known", "confirmed",
+    __slots__ = ("number", "name", "specs", "replaced", "confined", "pending", "noticed", "served", "holding", "is_known", "confirmed",
                  "away_until")  # fmt: skip
 
     def __init__(self, number: ClientNumber, name: str) -> None:
@@ -100,6 +100,9 @@ class Client:
         self.name = name
         self.specs: Dict[int, Spec] = {}  # By the client's own numbers.
         self.replaced: List[Spec] = []  # Their number means another by now; tasks of them may still be here.
+        self.confined: Dict[
+            Tuple[Spec, Tuple[object, ...]], Spec
+        ] = {}  # Those that may not run everywhere: of which spec, and how.
         self.pending = 0  # Tasks of this client in the table of tasks.
         self.served = 0.0  # Slot seconds given to it, on the clock that all clients share: who has least is next.
         self.holding = 0.0  # The part of it charged for what workers have now.
@@ -114,13 +117,14 @@ class Client:
 class Spec:
     """One TaskSpec of one client, with what the scheduler looks up for it."""
 
-    __slots__ = ("client", "spec", "function", "group", "scale", "is_repeatable")
+    __slots__ = ("client", "spec", "function", "group", "plain", "scale", "is_repeatable")
 
-    def __init__(self, client: Client, spec: TaskSpec, function: Function, group: Group) -> None:
+    def __init__(self, client: Client, spec: TaskSpec, function: Function, group: Group, plain: Optional[Spec] = None) -> None:
         self.client = client
         self.spec = spec
         self.function = function
         self.group = group
+        self.plain = plain or self  # The same without a confinement.
         self.is_repeatable = spec.idempotent and spec.retries != 0  # Its tasks may run twice at the same time.
         self.scale = spec.cost or 1.0  # Length of its tasks over that of others of the function, as the user sees it.
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from gpumesh.config import ATTEMPTS_KEPT
 from gpumesh.model.ids import WorkerId
 from gpumesh.model.outcomes import Status
+from gpumesh.scheduler.confinement import SUSPECTS
+
+_DEATHS = (int(Status.CRASHED), int(Status.LOST))
 
 
 class _History:
-    __slots__ = ("attempt", "count", "strikes")
+    __slots__ = ("attempt", "count", "strikes", "places")
 
     def __init__(self, attempt: int) -> None:
         self.attempt = attempt  # The number of the next attempt, or of the one under way.
         self.count = 0  # Of strikes ever.
         self.strikes: List[Tuple[WorkerId, int]] = []  # Of very many the first and the newest.
+        self.places: List[WorkerId] = []  # The first two on which it ended a process, or that were lost with it; each once.
 
     def strike(self, worker: WorkerId, status: int) -> None:
         self.count += 1
         self.strikes.append((worker, status))
         if len(self.strikes) > ATTEMPTS_KEPT:
             del self.strikes[1]
+        if status in _DEATHS and len(self.places) < SUSPECTS and worker not in self.places:
+            self.places.append(worker)
 
 
 class Supervision:
@@ -83,6 +89,11 @@ class Supervision:
         """How many of its attempts have failed."""
         history = self._histories.get(task_id)
         return 0 if history is None else history.count
+
+    def failed_on(self, task_id: int) -> Sequence[WorkerId]:
+        """The first two workers on which it ended a process, or that were lost with it; each once."""
+        history = self._histories.get(task_id)
+        return () if history is None else history.places
 
     def forget(self, task_id: int) -> None:
         """The task has ended."""

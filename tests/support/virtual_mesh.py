@@ -32,6 +32,7 @@ class Life:
         self.is_cancelled = False  # Its client has asked for that.
         self.failures = 0  # Attempts of which it was told that they failed.
         self.due = 0.0  # Before that it is not to be tried again.
+        self.failed_on: List[str] = []  # Workers that it has failed on in a way that may be its own fault.
 
 
 class Attempt:
@@ -296,6 +297,10 @@ class VirtualMesh:
                 self.copies += 1
             assert not (spec.retries == 0 and life.has_started), "at most once"
             assert self.now >= life.due, "tried again too early"
+            if not spec.requirement.needs_gpu:  # Otherwise whoever has a card may not have one that will do.
+                suspects = [self.workers[ident] for ident in life.failed_on[:2] if ident in self.workers]
+                able = [other for other in suspects if other.takes and not lacks(other.facts, spec.requirement)]
+                assert len(life.failed_on) < 2 or not able or worker in able, "it tours the workers"
             assert not any((task_id, number) in other.attempts for other in self.workers.values()), (
                 "an attempt number used twice"
             )
@@ -306,6 +311,8 @@ class VirtualMesh:
     def _retry(self, life: Life, action: act.Retrying) -> None:
         assert life.spec.retries > 0, "a task that may run once is not tried again"
         life.failures += 1
+        if action.status != Status.RETRYABLE and action.worker not in life.failed_on:
+            life.failed_on.append(action.worker)
         assert 0 < life.failures <= life.strikes, "told of failures that were none"
         if any(held.life is life for worker in self.workers.values() for held in worker.attempts.values()):
             return  # Another attempt goes on.

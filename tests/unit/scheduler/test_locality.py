@@ -12,6 +12,7 @@ from gpumesh.model.resources import WorkerFacts
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.scheduler import actions as act
 from gpumesh.scheduler import events as ev
+from gpumesh.scheduler.confinement import ANYWHERE
 from gpumesh.scheduler.locality import PRIOR_BYTES_PER_SECOND, TRACKED_BYTES
 from gpumesh.scheduler.nearest import OVERTAKEN_MOST
 from gpumesh.scheduler.states import TaskState
@@ -92,7 +93,7 @@ def test_small_inputs_do_not_count(pair: ClusterUnderTest) -> None:
 
 def test_together_inputs_may_be_large(pair: ClusterUnderTest) -> None:
     submit(pair, {0: [(1, TRACKED_BYTES // 2, ()), (2, TRACKED_BYTES // 2, ())]})
-    assert pair.cluster._locality.concerns(pair.cluster._queues.groups[TRAIN.requirement, 0, ()])
+    assert pair.cluster._locality.concerns(pair.cluster._queues.groups[TRAIN.requirement, 0, (), ANYWHERE])
 
 
 def test_a_task_waits_for_the_busy_worker_that_has_its_input_if_that_is_shorter_than_the_transfer(
