@@ -250,6 +250,7 @@ class Runner:
             )
         except Exception as error:  # noqa: BLE001  # The next task must find this process as it was.
             status, result = _RAISED, {"reason": f"the runner failed at {spec.name}: {error!r}", "stderr": _trace()}
+        self._is_spent = status == _NOT_RUN
         if status == _OK and len(result) > INLINE_VALUE_BYTES:
             result = OutOfBand([result])  # Else it would travel before everything else, in one piece.
         self._words[FINISHED] = number

@@ -46,6 +46,8 @@ class WorkFolders:
         Raises:
             OSError: There is no room for it.
         """
+        if self._folder is not None and not os.path.isdir(self._folder):
+            self._forget()
         if self._folder is None:
             self._folder = self._open(os.path.join(os.path.dirname(source), WORK))
         copy = self._copies.pop(source, None)
@@ -68,6 +70,12 @@ class WorkFolders:
         while len(copies) > KEPT_COPIES or (len(copies) > 1 and sum(each.nbytes for each in copies.values()) > KEPT_BYTES):
             oldest = copies.pop(next(iter(copies)))
             shutil.rmtree(oldest.folder, ignore_errors=True)
+
+    def _forget(self) -> None:
+        """Somebody has removed all of it, as may happen in folders for what is temporary."""
+        os.close(self._lock)
+        self._folder = None
+        self._copies.clear()
 
     def _open(self, root: str) -> str:
         os.makedirs(root, mode=0o700, exist_ok=True)

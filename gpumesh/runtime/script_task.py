@@ -84,7 +84,7 @@ class ScriptTasks:
     def run(
         self, number: int, script: str, *, code: bytes, shipped: Optional[ShippedCode], payload: Any, is_packed: bool
     ) -> Ended:
-        """Run one to its end.
+        """Run one to its end. NOT_RUN says that this process cannot: what had travelled is gone from the disk.
 
         Args:
             number: Of the task, on the page.
@@ -99,6 +99,8 @@ class ScriptTasks:
             folders = shipped.folders(code) if shipped is not None and code else []
         except SerializationError as error:
             return _failed(str(error))
+        if not all(map(os.path.isdir, folders)):
+            return int(Status.NOT_RUN), {}  # Somebody has tidied up. A process that starts anew is sent all of it again.
         source = next((folder for folder in folders if os.path.isfile(os.path.join(folder, *script.split("/")))), "")
         if not source:
             return _failed(f"the script {script} is not among the files that have travelled with it; submit it again")

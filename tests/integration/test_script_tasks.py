@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -209,6 +210,20 @@ def test_a_script_that_did_not_travel_is_named(site: ScriptSite) -> None:
     }
 
 
+def test_a_worker_whose_cache_is_cleared_is_sent_the_folder_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "unpacked"))
+    site = ScriptSite(tmp_path / "scripts")
+    try:
+        assert site.result(ECHO, 1) == 1
+        shutil.rmtree(tmp_path / "unpacked")
+
+        assert site.ended(site.start(ECHO, 2)) == (Status.NOT_RUN, {})
+
+        assert site.result(ECHO, 2) == 2
+    finally:
+        site.close()
+
+
 # --- failures
 
 
@@ -246,13 +261,14 @@ def test_an_error_comes_with_the_last_lines_of_standard_error(site: ScriptSite) 
 
 
 def test_death_by_a_signal_is_a_crash_with_what_is_known_of_it(site: ScriptSite) -> None:
-    status, details = site.ended(
-        site.start(
-            "import os, sys\nx = bytearray(300_000_000)\nsys.stderr.write('last words'); sys.stdout.flush()\nos.kill(os.getpid(), 9)"
-        )
+    task = site.start(
+        "import os, sys\nx = bytearray(300_000_000)\nsys.stderr.write('last words'); print('before', end='')\nos.kill(os.getpid(), 9)"
     )
 
+    status, details = site.ended(task)
+
     assert status == Status.CRASHED
+    assert (site.output(task), site.output(task, 2)) == (b"before", b"last words")
     assert (details["exit"], details["reason"], details["stderr"]) == (-9, "script.py was killed by SIGKILL", "last words")
     assert details["memory_bytes"] > 300_000_000
     assert details["memory_limit_bytes"] > details["memory_bytes"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -172,6 +173,19 @@ def test_a_copy_that_fails_half_way_leaves_nothing(source: Path) -> None:
         folders.take(str(source))
 
     assert list(first.parent.iterdir()) == [first]
+
+
+def test_copies_that_somebody_has_removed_are_made_anew(source: Path) -> None:
+    folders = WorkFolders()
+    folders.give_back(folders.take(str(source)))
+    shutil.rmtree(source.parent / WORK)
+
+    copy = Path(folders.take(str(source)))
+
+    assert content(copy) == WHOLE
+    shutil.rmtree(source.parent / WORK)
+    folders.give_back(str(copy))
+    assert content(Path(folders.take(str(source)))) == WHOLE
 
 
 def test_a_copy_that_cannot_be_restored_is_made_anew(source: Path) -> None:
