@@ -158,6 +158,7 @@ STREAM_WINDOW_BYTES = 64 * MIB
 JOB_WINDOW_TASKS = 10_000  # Of all jobs together, with the scheduler at a time; the others wait in the journal.
 JOB_WINDOW_BYTES = 64 * MIB  # Of their payloads.
 JOB_LEAST_SHARE_TASKS = 64  # Of the window, for one job among many.
+JOB_ONCE_TASKS = 256  # Of one job that may run at most once: so many may be lost with a coordinator whose workers do not come back.
 JOB_PART_TASKS = 1024  # Payloads sent and journaled as one: hides a round trip and a disk's flush.
 JOB_PART_BYTES = 1 * MIB
 JOB_PARTS_AHEAD = 4  # Sent before the first of them is on disk: keeps link and disk busy, and bounds what waits for the disk.

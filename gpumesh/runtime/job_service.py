@@ -17,7 +17,15 @@ import logging
 import time
 from typing import Any, Callable, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple
 
-from gpumesh.config import INLINE_VALUE_BYTES, JOB_NEWS_SECONDS, JOB_PAGE_BYTES, JOB_PAGE_TASKS, JOB_WAIT_SECONDS
+from gpumesh.config import (
+    INLINE_VALUE_BYTES,
+    JOB_NEWS_SECONDS,
+    JOB_ONCE_TASKS,
+    JOB_PAGE_BYTES,
+    JOB_PAGE_TASKS,
+    JOB_WAIT_SECONDS,
+    JOB_WINDOW_TASKS,
+)
 from gpumesh.errors import JournalError
 from gpumesh.journal.base import JobRecord, Journal, JournalReader, TaskEnd, TaskRecord
 from gpumesh.model.jobs import CANCELLED, FAILED, PENDING, RUNNING, JobSpec, typed_job_id
@@ -147,6 +155,7 @@ class JobService:
         ] = {}  # Row -> attempts of before a restart or retry, of those with the scheduler.
         self._intake = JobIntake(self, journal, mesh, wall)
         self._is_closed = False
+        self._resubmitting: Dict[Wanted, None] = {}  # Pages of what may be running since before a restart.
         self._retry_timer: Optional[asyncio.TimerHandle] = None
         journal.on_trouble = self._on_trouble
 
@@ -175,7 +184,6 @@ class JobService:
                 rows.append(task)
                 self._book.feed(active.job, [(task.row, len(task.payload or b""))])
         self._run(rows, again=True)
-        self._mesh.scripts_submitted_again()
         for active in list(self._active.values()):
             if active.job.is_cancelled:  # It was killed before the last of them had ended.
                 _, others = self._book.cancel(active.job)
@@ -184,7 +192,12 @@ class JobService:
             self._finish_if_done(active)
         if self._active:
             logger.info("%d jobs of before the restart go on", len(self._active))
-        self.feed()
+        pages = self._book.wanted()
+        self._resubmitting = dict.fromkeys(pages)
+        for page in pages:
+            self._read_page(page)
+        if not pages:
+            self._mesh.scripts_submitted_again()
 
     def close(self) -> None:
         """Write what is to be written. Blocks as long as that takes."""
@@ -498,7 +511,9 @@ class JobService:
                 self._mesh.define_script(number, variant)
             numbers.append(number)
         priority = spec.variants[0].priority if spec.variants else 0
-        job = Job(spec.job, first_row, spec.count, priority=priority)
+        is_once = bool(spec.variants) and spec.variants[0].retries == 0
+        most = JOB_ONCE_TASKS if is_once else JOB_WINDOW_TASKS
+        job = Job(spec.job, first_row, spec.count, priority=priority, most=most)
         active = self._active[spec.job] = Active(job, spec, submitted, numbers, digests)
         self._book.add(job)
         return active
@@ -569,6 +584,15 @@ class JobService:
         self._journal.read(read, lambda tasks, error: self._on_page(page, tasks or [], error))
 
     def _on_page(self, page: Wanted, tasks: List[TaskRecord], error: Optional[JournalError]) -> None:
+        again = page in self._resubmitting
+        self._on_tasks(page, tasks, error, again=again)
+        if again:
+            del self._resubmitting[page]
+            if not self._resubmitting:
+                self._mesh.scripts_submitted_again()
+                self.feed()
+
+    def _on_tasks(self, page: Wanted, tasks: List[TaskRecord], error: Optional[JournalError], *, again: bool) -> None:
         if error is not None:
             logger.warning("the tasks of job %s cannot be read (%s); trying again", page.job, error)
             self._book.unread(page)
@@ -579,9 +603,31 @@ class JobService:
         active = self._active.get(page.job)
         is_last = not tasks or (active is not None and tasks[-1].row == active.job.first + active.job.total - 1)
         fresh = set(self._book.read(page, sizes, is_last=is_last))
-        self._run([task for task in tasks if task.row in fresh], again=False)
-        if not is_last:
+        once: List[TaskRecord] = []
+        often: List[TaskRecord] = []
+        for task in tasks:
+            if task.row in fresh:
+                retries = self._active[task.job_id].spec.variants[task.variant].retries
+                (often if retries else once).append(task)
+        self._run(often, again=again)
+        if once:
+            rows = [task.row for task in once]
+            self._journal.mark_started(rows, lambda failure: self._run_once(once))
+        if not is_last and not again:
             self.feed()
+
+    def _run_once(self, tasks: List[TaskRecord]) -> None:
+        """What may run at most once is known on disk to have been started; only now it is."""
+        ready: List[TaskRecord] = []
+        for task in tasks:
+            job = self._book.job_of(task.row)
+            if job is None or self._is_closed:
+                continue
+            if job.is_cancelled or task.row in job.revived:
+                self.ended("", [(task.row, int(Status.CANCELLED), {}, 0.0)])
+            else:
+                ready.append(task)
+        self._run(ready, again=False)
 
     def _feed_again(self) -> None:
         self._retry_timer = None
@@ -604,12 +650,16 @@ class JobService:
 
     def started(self, rows: Sequence[int]) -> None:
         """These were given to workers."""
+        marked: List[int] = []
         for row in rows:
             job = self._book.job_of(row)
             if job is not None:
                 job.has_started = True
                 self._changed(self._active[job.id])
-        self._journal.mark_started(rows)
+                if job.most == JOB_WINDOW_TASKS:  # Else that is known on disk already.
+                    marked.append(row)
+        if marked:
+            self._journal.mark_started(marked)
 
     # --- and back
 

@@ -37,14 +37,15 @@ class Wanted(NamedTuple):
 class Job:
     """One job that has not finished."""
 
-    __slots__ = ("id", "first", "total", "priority", "ended", "fed", "cursor", "turn", "is_reading", "is_cancelled", "revived",
+    __slots__ = ("id", "first", "total", "priority", "most", "ended", "fed", "cursor", "turn", "is_reading", "is_cancelled", "revived",
                  "has_started")  # fmt: skip
 
-    def __init__(self, ident: str, first: int, total: int, *, priority: int = 0) -> None:
+    def __init__(self, ident: str, first: int, total: int, *, priority: int = 0, most: int = JOB_WINDOW_TASKS) -> None:
         self.id = ident
         self.first = first  # Row of its first task.
         self.total = total
         self.priority = priority
+        self.most = most  # Of its tasks that may be with the cluster at a time.
         self.ended: Dict[str, int] = {DONE: 0, FAILED: 0, CANCELLED: 0}
         self.fed: Dict[int, int] = {}  # Row -> bytes of its payload, of those with the cluster.
         self.cursor = first - 1  # All pending rows up to here have been read ...
@@ -141,8 +142,9 @@ class JobBook:
         for job in hungry:
             if room <= 0:
                 break
-            limit = min(share - len(job.fed), room, job.left - len(job.fed))
-            if limit <= 0 or limit < min(share // 4, len(job.fed)):
+            own = min(share, job.most)
+            limit = min(own - len(job.fed), room, job.left - len(job.fed))
+            if limit <= 0 or limit < min(own // 4, len(job.fed)):
                 continue  # Few large pages rather than many small ones.
             room -= limit
             self._reserved += limit

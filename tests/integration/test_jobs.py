@@ -258,9 +258,10 @@ def served(tmp_path: Path, folder: Path) -> Iterator[Served]:
         yield Served(programs, folder)
 
 
-def test_a_job_outlives_its_coordinator_and_each_script_runs_once(served: Served, folder: Path) -> None:
+@pytest.mark.parametrize("retries", [0, 3])
+def test_a_job_outlives_its_coordinator_and_each_script_runs_once(served: Served, folder: Path, retries: int) -> None:
     with served.client() as mesh:
-        job = mesh.submit(script=folder / "linger.py", payloads=lingering(folder, 6))
+        job = mesh.submit(script=folder / "linger.py", payloads=lingering(folder, 6), retries=retries)
         until(lambda: sum(marks(folder).values()) == 2, 20)
         ended: List[Any] = []
         waiting = threading.Thread(target=lambda: ended.append(mesh.wait(job, 60)))
