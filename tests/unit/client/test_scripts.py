@@ -22,11 +22,11 @@ def folder(tmp_path: Path) -> Path:
     return found
 
 
-def write(folder: Path, **files: str) -> Path:
-    """Files named with "__" for "/" and "_DOT_" for "."; the last one's path."""
+def write(folder: Path, files: Dict[str, str]) -> Path:
+    """Text files; the last one's path."""
     path = folder
     for name, text in files.items():
-        path = folder / name.replace("__", "/").replace("_DOT_", ".")
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return path
@@ -42,8 +42,8 @@ def files_of(packed: PackedScript) -> Dict[str, bytes]:
 
 
 def test_a_script_takes_its_folder_along(folder: Path) -> None:
-    write(folder, data_DOT_csv="1,2\n", sub__more_DOT_py="X = 1\n", _DOT_git__config="", __pycache____a_DOT_pyc="")
-    script = write(folder, train_DOT_py="import helper\n", helper_DOT_py="Y = 2\n") and folder / "train.py"
+    write(folder, {"data.csv": "1,2\n", "sub/more.py": "X = 1\n", ".git/config": "", "__pycache__/a.pyc": ""})
+    script = write(folder, {"helper.py": "Y = 2\n", "train.py": "import helper\n"})
 
     packed = pack_script(script)
 
@@ -60,7 +60,7 @@ def test_a_script_takes_its_folder_along(folder: Path) -> None:
 
 
 def test_a_relative_path_is_one_from_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = write(folder, a_DOT_py="1")
+    script = write(folder, {"a.py": "1"})
     monkeypatch.chdir(folder.parent)
 
     assert pack_script("project/a.py").path == str(script)
@@ -69,8 +69,7 @@ def test_a_relative_path_is_one_from_here(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_a_script_in_a_package_lies_in_it(folder: Path) -> None:
-    script = write(folder, __init___DOT_py="", run_DOT_py="1")
-    (folder / "__init__.py").write_text("")
+    script = write(folder, {"__init__.py": "", "run.py": "1"})
 
     packed = pack_script(script)
 
@@ -79,10 +78,10 @@ def test_a_script_in_a_package_lies_in_it(folder: Path) -> None:
 
 
 def test_the_script_and_what_it_imports_travel_whatever_an_ignore_file_says(folder: Path) -> None:
-    write(folder, _DOT_gitignore="*.py\n*.bin\n", big_DOT_bin="0", notes_DOT_txt="n", other_DOT_py="no")
-    write(folder, tool_DOT_py="import pack.inner\n", pack__inner_DOT_py="from . import more\n", pack__more_DOT_py="")
-    (folder / "pack" / "__init__.py").write_text("")
-    script = write(folder, go_DOT_py="import json, tool\n")
+    write(folder, {".gitignore": "*.py\n*.bin\n", "big.bin": "0", "notes.txt": "n", "other.py": "no"})
+    write(folder, {"tool.py": "import pack.inner\n", "pack/inner.py": "from . import more\n", "pack/more.py": ""})
+    write(folder, {"pack/__init__.py": ""})
+    script = write(folder, {"go.py": "import json, tool\n"})
 
     assert sorted(files_of(pack_script(script))) == [
         ".gitignore",
@@ -96,11 +95,11 @@ def test_the_script_and_what_it_imports_travel_whatever_an_ignore_file_says(fold
 
 
 def test_the_same_files_are_known_by_the_same_digests_and_others_by_others(folder: Path) -> None:
-    one, two = write(folder, one_DOT_py="1"), write(folder, two_DOT_py="2")
+    one, two = write(folder, {"one.py": "1"}), write(folder, {"two.py": "2"})
     first = pack_script(one)
 
     again, other = pack_script(one), pack_script(two)
-    write(folder, data_DOT_csv="new")
+    write(folder, {"data.csv": "new"})
     changed = pack_script(one)
 
     assert (again.code, again.function) == (first.code, first.function)
@@ -116,8 +115,8 @@ def test_of_a_folder_that_is_no_project_only_what_the_script_imports_travels(
 ) -> None:
     monkeypatch.setenv(home, str(folder))
     monkeypatch.setattr("tempfile.tempdir", None)
-    write(folder, _DOT_ssh__id_rsa="secret", helper_DOT_py="", letter_DOT_txt="dear")
-    script = write(folder, run_DOT_py="import helper\n")
+    write(folder, {".ssh/id_rsa": "secret", "helper.py": "", "letter.txt": "dear"})
+    script = write(folder, {"run.py": "import helper\n"})
 
     packed = pack_script(script)
 
@@ -126,7 +125,7 @@ def test_of_a_folder_that_is_no_project_only_what_the_script_imports_travels(
 
 
 def test_any_text_can_be_a_script(folder: Path) -> None:
-    script = write(folder, run="this is { no Python 3\n")
+    script = write(folder, {"run": "this is { no Python 3\n"})
 
     assert files_of(pack_script(script)) == {"run": b"this is { no Python 3\n"}
 
@@ -152,7 +151,7 @@ def test_what_is_no_script_is_named(folder: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
 def test_a_script_that_may_not_be_read_is_named(folder: Path) -> None:
-    script = write(folder, a_DOT_py="1")
+    script = write(folder, {"a.py": "1"})
     script.chmod(0)
 
     assert "cannot be read" in wrong(script)
@@ -161,8 +160,8 @@ def test_a_script_that_may_not_be_read_is_named(folder: Path) -> None:
 def test_too_large_a_folder_is_refused_with_its_largest_files(folder: Path) -> None:
     sizes: List[int] = [MAX_CODE_BYTES, 3_000_000, 2_000_000, 1_000_000, 900_000, 800_000]
     for number, size in enumerate(sizes):
-        os.truncate(write(folder, **{f"data{number}_DOT_bin": ""}), size)
-    script = write(folder, train_DOT_py="1")
+        os.truncate(write(folder, {f"data{number}.bin": ""}), size)
+    script = write(folder, {"train.py": "1"})
 
     with pytest.raises(SerializationError) as caught:
         pack_script(script)
