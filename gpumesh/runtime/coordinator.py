@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any, Deque, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
-from gpumesh.config import ATTEMPTS_KEPT, PENDING_HANDSHAKES, RECOVERY_SECONDS, WORKER_TTL_SECONDS
+from gpumesh.config import ABSENT_CLIENT_SECONDS, ATTEMPTS_KEPT, PENDING_HANDSHAKES, WORKER_TTL_SECONDS
 from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, SEQUENCE_LIMIT, ClientNumber, WorkerId
 from gpumesh.model.jobs import JOBS_CLIENT
 from gpumesh.model.outcomes import Status
@@ -72,6 +72,7 @@ _NOT_RUN = int(Status.NOT_RUN)
 _TRIED_AGAIN = frozenset((int(Status.RETRYABLE), int(Status.CRASHED), int(Status.HANDED_BACK)))
 _BYTES = frozenset({bytes})
 
+DIED = "died"  # In the journal, instead of the ids of all workers that have died since the last start.
 TRIM_TASKS = 20_000  # After so many tasks have ended and none is left, memory goes back to the system.
 TRIM_SECONDS = 0.3  # When the last results have left.
 
@@ -108,7 +109,7 @@ Result = Tuple[int, int, Any, float]
 
 
 class _Client:
-    __slots__ = ("number", "link", "functions", "name", "missed_bytes", "unconfirmed", "confirmed_count", "kept")
+    __slots__ = ("number", "link", "functions", "name", "missed_bytes", "unconfirmed", "confirmed_count", "kept", "answered")
 
     def __init__(self, number: ClientNumber, link: Optional[PeerLink], name: str) -> None:
         self.number = number
@@ -119,8 +120,15 @@ class _Client:
         self.kept: Dict[
             int, Tuple[str, Result]
         ] = {}  # Task -> who made its result, and the result; while it is away or submits again.
+        self.answered: Optional[Set[int]] = None  # While it submits again: tasks whose results were sent meanwhile.
         self.missed_bytes = 0  # Of task output, since it was last told.
         self.functions: Set[bytes] = set()
+
+    def sent(self, ident: str, results: Sequence[Result]) -> None:
+        """These are on their way to it, and need to be kept until it confirms them."""
+        self.unconfirmed.append((ident, results))
+        if self.answered is not None:
+            self.answered.update(result[0] for result in results)
 
 
 _Peer = Union[_Worker, _Client]
@@ -196,7 +204,8 @@ class Coordinator:
         self._journal = journal
         before = _workers_before(journal) if journal is not None else []
         living = [WorkerId(record.id) for record in before if record.name] if journal is not None else None
-        self._workers_before = living or []
+        self._workers_before = [WorkerId(record.id) for record in before]
+        self._has_died = False  # A worker has, since this start, and the journal says so.
         self._missing_timer: Optional[asyncio.TimerHandle] = None
         first_attempt = 1000 + secrets.randbelow(1 << 24)
         self._tell(ev.Started(living, first_attempt, living is not None and len(living) < len(before)))
@@ -209,7 +218,7 @@ class Coordinator:
         listener.setblocking(False)
         self._server = await self._loop.create_server(self._accept, sock=listener)
         if self._workers_before:
-            self._missing_timer = self._loop.call_later(RECOVERY_SECONDS, self._forget_missing)
+            self._missing_timer = self._loop.call_later(ABSENT_CLIENT_SECONDS, self._forget_missing)
         self.events.note("started", f"the coordinator of mesh {self.mesh} has started")
 
     async def stop(self) -> None:
@@ -328,6 +337,7 @@ class Coordinator:
             if client is None:
                 client = self._clients[number] = _Client(number, link, message.name)
             client.link = link
+            client.answered = set() if message.resumes else None
             client.name = message.name
             link.peer = client
             if link.connection.workers != self._healthy:
@@ -405,6 +415,8 @@ class Coordinator:
         how = "left" if worker.is_leaving else how
         if self._journal is not None:
             self._journal.worker_left(worker.ident)
+            if how == "died":
+                self._note_loss(self._journal)
         words = f"worker {worker.ident} ({worker.label}) {'has left' if how == 'left' else 'is lost'}: {reason}"
         logger.info("%s", words)
         self.events.note(how, words, worker=worker.ident)
@@ -499,6 +511,7 @@ class Coordinator:
         elif kind is ResultsReceived:
             self._on_received(client, message.count)
         elif kind is ResubmissionEnds:
+            client.answered = None
             for task_id in list(client.kept):
                 self._drop_kept(client, task_id)
             self._perform(self._cluster.handle(ev.ResubmissionEnded(client.number), now))
@@ -682,11 +695,19 @@ class Coordinator:
             self._journal.worker_joined(WorkerRecord(worker.ident, name, time.time()))
 
     def _forget_missing(self) -> None:
-        """Workers of before that are not back by now: the next start need not wait for them."""
+        """Workers of before that are not back by now: the next start need not wait for them, and who may miss what they had has come."""
         self._missing_timer = None
         for ident in self._workers_before:
-            if ident not in self._workers and self._journal is not None:
+            if ident not in self._workers and self._journal is not None and not (ident == DIED and self._has_died):
                 self._journal.worker_left(ident)
+
+    def _note_loss(self, journal: Journal) -> None:
+        """A worker has died, and what it had may only be known to this process: the next start must know that there was something."""
+        if not self._has_died:
+            from gpumesh.journal.base import WorkerRecord
+
+            self._has_died = True
+            journal.worker_joined(WorkerRecord(DIED, "", time.time()))
 
     def _note_facts(self, worker: _Worker, facts: WorkerFacts) -> None:
         note_changes(self.events, worker.ident, worker.facts, facts)
@@ -713,7 +734,7 @@ class Coordinator:
             elif kind is act.Recall:
                 worker = self._workers.get(action.worker)
                 if worker is not None and worker.link is not None:
-                    worker.link.send(RecallTasks(action.tasks, action.kill))
+                    worker.link.send(RecallTasks(action.tasks, action.kill, action.force))
             elif kind is act.Notice:
                 client = self._clients.get(action.client)
                 if client is not None and client.link is not None:
@@ -827,7 +848,7 @@ class Coordinator:
                 for result in action.results:
                     self._keep(client, action.worker, result)
             else:
-                client.unconfirmed.append((action.worker, action.results))
+                client.sent(action.worker, action.results)
                 # What other tasks have been waiting for is seldom what the client waits for: it waits for those.
                 send = link.send_lazily if supplied == len(action.results) else link.send
                 send(TaskResults(action.worker, action.results))
@@ -880,7 +901,10 @@ class Coordinator:
         payloads: List[Any] = []
         ready: Dict[str, List[Result]] = {}
         is_final = True if not client.kept else self._cluster.retries_of(client.number, message.spec) == 0
+        answered = client.answered or ()
         for task_id, payload in zip(message.task_ids, message.payloads):
+            if task_id in answered:
+                continue  # It has crossed its result.
             kept = client.kept.get(task_id)
             if kept is not None:
                 ident, result = kept
@@ -908,7 +932,7 @@ class Coordinator:
             if type(result[2]) is not bytes and result[1] == _OK:
                 self._objects.grant_result(client.number, result[2])
                 self._objects.ungrant_result(_keeper(client), result[2])
-        client.unconfirmed.append((ident, results))
+        client.sent(ident, results)
         client.link.send(TaskResults(ident, results))
 
     def _supply(self, producer: int, status: int, payload: Any) -> None:
@@ -951,7 +975,7 @@ class Coordinator:
             if client.link is None:
                 self._keep(client, worker, results[0])
             else:
-                client.unconfirmed.append((worker, results))
+                client.sent(worker, results)
                 client.link.send(TaskResults(worker, results))
 
     def _assign(self, action: act.Assign) -> None:
@@ -1005,7 +1029,7 @@ class Coordinator:
 
     def cancel_script_tasks(self, rows: Sequence[int], *, force: bool) -> None:
         """End these. `force`: without giving them time."""
-        self._tell(ev.CancelRequested(JOBS_CLIENT, rows))
+        self._tell(ev.CancelRequested(JOBS_CLIENT, rows, force))
 
     def define_script_code(self, parts: Sequence[Tuple[bytes, Any, Tuple[bytes, ...]]], functions: Iterable[bytes]) -> None:
         """The folder that scripts are in, and their functions, which have no body."""
@@ -1143,16 +1167,12 @@ def _have_objects(results: Any) -> Optional[bool]:
 
 
 def _workers_before(journal: Journal) -> Sequence[WorkerRecord]:
-    """Those that were connected when the journal was written last, and that nobody waits for any more from now on."""
+    """Those that were connected when the journal was written last, or were missed then; without a name: they are gone."""
     reader = journal.reader()
     try:
-        records = reader.workers()
+        return reader.workers()
     finally:
         reader.close()
-    for record in records:
-        if not record.name:
-            journal.worker_left(record.id)
-    return records
 
 
 def _keeper(client: _Client) -> str:
