@@ -21,12 +21,10 @@ import select
 import signal
 import sys
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from gpumesh.config import (
-    OUTPUT_READ_BYTES,
     SCRIPT_EXIT_CHECK_SECONDS,
-    SCRIPT_GATHER_SECONDS,
     SCRIPT_GRACE_SECONDS,
     SCRIPT_INTERRUPT_SECONDS,
 )
@@ -34,26 +32,20 @@ from gpumesh.devices import detect
 from gpumesh.errors import SerializationError
 from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import OutOfBand
-from gpumesh.runtime import system
+from gpumesh.runtime import script_process as process
 from gpumesh.runtime.page import GROUP, INTERRUPT, KEPT, Page
 from gpumesh.runtime.runner_devices import OTHER_LIBRARIES
 from gpumesh.runtime.script_folder import WorkFolders
-from gpumesh.runtime.script_output import Forwarding, LastLine, Tail, why_no_result
+from gpumesh.runtime.script_output import LastLine, Tail, why_no_result
+from gpumesh.runtime.script_stream import Stream
 
 if TYPE_CHECKING:
     from gpumesh.runtime.code import ShippedCode
 
 Ended = Tuple[int, Any]  # Status, and what goes with it.
 
-PIPE_BYTES = getattr(select, "PIPE_BUF", 512)  # What a pipe that can be written to takes without a wait.
 GPU_LIBRARIES = ("torch", *OTHER_LIBRARIES)
-LAST_READS = 64  # Of what a script has left in its pipes: someone it has left behind may go on writing.
 _TERMINATED = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024  # What ru_maxrss counts in.
-# Python ignores the first two, and a function may have ignored others: a program would inherit that.
-_RESET = [
-    getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGINT", "SIGTERM", "SIGHUP", "SIGCHLD") if hasattr(signal, name)
-]
 # In an environment: the script as the main program, with what the worker has behind what the environment has.
 _LOOK_BEHIND = """
 import site, sys
@@ -128,85 +120,6 @@ class ScriptTasks:
         return [sys.executable, "-c", _LOOK_BEHIND.format(behind=self._path, folder=os.path.dirname(file)), file]
 
 
-class _Stream:
-    """One of the script's standard streams, on its way to ours of the same number."""
-
-    __slots__ = ("number", "fd", "out", "_listener", "_forward", "_gathered", "_since")
-
-    def __init__(self, number: int, fd: int, listener: Union[LastLine, Tail]) -> None:
-        self.number = number
-        self.fd = fd  # Its end, here; -1: the script has closed the other.
-        self.out = b""  # To be written to ours.
-        self._listener = listener
-        self._forward = Forwarding(monotonic())
-        self._gathered = b""  # What has come since then, and goes on together: a line is often written in parts.
-        self._since = 0.0
-
-    def register(self, poll: select.poll) -> None:
-        """What to wait for. As long as the agent does not take what is there, the script waits."""
-        if self.out:
-            poll.register(self.number, select.POLLOUT)
-        elif self.fd >= 0:
-            poll.register(self.fd, select.POLLIN)
-
-    def due(self) -> float:
-        """When to `move` in any case."""
-        if self.out:
-            return float("inf")
-        return min(self._forward.due(), self._since + SCRIPT_GATHER_SECONDS) if self._gathered else self._forward.due()
-
-    def move(self, ready: Dict[int, int]) -> None:
-        """Read, or write, as far as that can be done without waiting."""
-        if self.out:
-            if self.number in ready:
-                self._write()
-            return
-        if self.fd in ready:
-            self.read()
-        now = monotonic()
-        if now >= self.due() or len(self._gathered) >= OUTPUT_READ_BYTES // 4:
-            self.out = b"".join(self._forward.feed(self._gathered, now))
-            self._gathered = b""
-
-    def read(self) -> bool:
-        """Take in some of it; whether there was any."""
-        if self.fd < 0:
-            return False
-        try:
-            data = os.read(self.fd, OUTPUT_READ_BYTES)
-        except BlockingIOError:
-            return False
-        if not data:
-            self.close()
-            return False
-        self._listener.feed(data)
-        if not self._gathered:
-            self._since = monotonic()
-        self._gathered += data
-        return True
-
-    def read_rest(self) -> None:
-        """The script has ended, and what it had written before is in the pipe."""
-        for _ in range(LAST_READS):
-            has_more = self.read()
-            self.out += b"".join(self._forward.feed(self._gathered, monotonic()))
-            self._gathered = b""
-            if not has_more:
-                break
-        self.out += b"".join(self._forward.end())
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-    def _write(self) -> None:
-        try:
-            self.out = self.out[os.write(self.number, self.out[:PIPE_BYTES]) :]
-        except OSError:
-            self.out = b""  # The agent is gone, and so are we in a moment.
-
-
 class _Run:
     """One script, from its start to the end of its process group."""
 
@@ -216,7 +129,7 @@ class _Run:
         self._name = name
         self._last = LastLine()
         self._tail = Tail()
-        self._streams: List[_Stream] = []
+        self._streams: List[Stream] = []
         self._pid = 0
         self._stdin = -1
         self._input = memoryview(b"")
@@ -230,7 +143,7 @@ class _Run:
         Raises:
             OSError: No process can be started.
         """
-        wake, wake_write = _pipes(1)
+        wake, wake_write = process.pipes(1)
         os.set_blocking(wake, False)
         os.set_blocking(wake_write, False)
         before = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -239,7 +152,7 @@ class _Run:
             try:
                 self._serve(wake)
             finally:
-                status, memory = self._end()
+                code, memory = self._end()
             for stream in self._streams:
                 stream.read_rest()
             self._write_rest(wake)
@@ -250,47 +163,37 @@ class _Run:
             for stream in self._streams:
                 stream.close()
             self._close_input()
-        return self._outcome(status, memory)
+        return self._outcome(code, memory)
 
     # --- start and end
 
     def _start(self, command: List[str], folder: str, environment: Dict[str, str], data: bytes) -> None:
-        theirs, self._stdin, out, out_write, err, err_write = _pipes(3)
+        theirs, self._stdin, out, out_write, err, err_write = process.pipes(3)
         self._input = memoryview(data)
-        self._streams = [_Stream(1, out, self._last), _Stream(2, err, self._tail)]
+        self._streams = [Stream(1, out, self._last), Stream(2, err, self._tail)]
         for fd in (self._stdin, out, err):
             os.set_blocking(fd, False)
         self._memory_kills = detect.memory_kills()
-        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Some function's doing; nobody would learn how the script ends.
-        runner = os.getpid()
         try:
-            self._pid = os.fork()
-            if self._pid == 0:
-                _become(command, folder, environment, [theirs, out_write, err_write], runner)
-            self._words[GROUP] = self._pid
-            try:
-                os.setpgid(self._pid, self._pid)  # The child does so too; whoever comes first.
-            except OSError:
-                pass  # It has, and runs the script by now.
+            self._pid = self._words[GROUP] = process.start(command, folder, environment, [theirs, out_write, err_write])
+            process.lead_group(self._pid)
         finally:
             for fd in (theirs, out_write, err_write):
                 os.close(fd)
 
     def _end(self) -> Tuple[int, int]:
-        """The group is gone: the script's exit status as `wait` has it, and the memory that it had at most, in bytes."""
-        _kill(self._pid, signal.SIGKILL)
+        """The group is gone: the script's exit code, and the most memory that it had, in bytes."""
+        process.kill_group(self._pid, signal.SIGKILL)
         self._words[GROUP] = 0  # Before its id can be used again.
-        _, status, usage = os.wait4(self._pid, 0)
-        return status, usage.ru_maxrss * _MAXRSS_BYTES
+        return process.wait(self._pid)
 
     # --- meanwhile
 
     def _serve(self, wake: int) -> None:
         """Move bytes until the script has exited or is to be killed."""
-        watch = _watch(self._pid)
+        watch = process.watch(self._pid)
         try:
-            while watch >= 0 or not _has_exited(self._pid):
+            while watch >= 0 or not process.has_exited(self._pid):
                 ready = self._wait(wake, watch)
                 if watch in ready:
                     return
@@ -320,7 +223,7 @@ class _Run:
             timeout = min(timeout, SCRIPT_EXIT_CHECK_SECONDS)
         ready = dict(poll.poll(None if timeout == float("inf") else max(0.0, timeout * 1000)))
         if wake in ready:
-            _empty(wake)
+            process.empty(wake)
         return ready
 
     def _write_input(self) -> None:
@@ -361,7 +264,7 @@ class _Run:
         self._signals += 1
         if number == signal.SIGKILL:
             return True
-        _kill(self._pid, number)
+        process.kill_group(self._pid, number)
         return False
 
     # --- afterwards
@@ -378,15 +281,14 @@ class _Run:
             if not ready:
                 return
             if wake in ready:
-                _empty(wake)
+                process.empty(wake)
             for stream in self._streams:
                 if stream.number in ready:
                     stream.move(ready)
 
-    def _outcome(self, status: int, memory: int) -> Ended:
+    def _outcome(self, code: int, memory: int) -> Ended:
         if self._signals:
             return int(Status.CANCELLED), {"reason": "interrupted"}
-        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         facts: Dict[str, Any] = {"exit": code, "stderr": self._tail.text}
         if code < 0:
             return int(Status.CRASHED), {**facts, **self._autopsy(-code, memory)}
@@ -400,8 +302,8 @@ class _Run:
 
     def _autopsy(self, number: int, memory: int) -> Dict[str, Any]:
         """What is known of a script that was killed by a signal."""
-        found: Dict[str, Any] = {"reason": f"{self._name} was killed by {_signal_name(number)}"}
-        if memory > _own_memory():  # Otherwise it is this process's, of the moment in which the script was forked.
+        found: Dict[str, Any] = {"reason": f"{self._name} was killed by {process.signal_name(number)}"}
+        if memory > process.own_memory():  # Otherwise it is this process's, of the moment in which the script was forked.
             found["memory_bytes"] = memory
         if number == signal.SIGKILL:
             found["memory_limit_bytes"] = detect.host_memory()
@@ -437,85 +339,3 @@ def _plain(payload: Any) -> Optional[bytes]:
     else:
         return None
     return data if data.endswith(b"\n") else data + b"\n"
-
-
-def _become(command: List[str], folder: str, environment: Dict[str, str], streams: List[int], runner: int) -> NoReturn:
-    """In the forked child: be the script."""
-    try:
-        os.setpgid(0, 0)
-        system.die_with_parent(runner)
-        for number in _RESET:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        for target, fd in enumerate(streams):
-            os.dup2(fd, target)
-        _close_others()
-        os.chdir(folder)
-        os.execve(command[0], command, environment)
-    except BaseException as error:  # noqa: BLE001  # Its last word; it must not return into the runner's loop.
-        os.write(2, f"gpumesh: {command[0]} cannot be started: {error}\n".encode())
-    finally:
-        os._exit(127)
-
-
-def _pipes(count: int) -> List[int]:
-    """Read end, write end, and so on: all of them, or none."""
-    ends: List[int] = []
-    try:
-        for _ in range(count):
-            ends.extend(os.pipe())
-    except OSError:
-        for end in ends:
-            os.close(end)
-        raise
-    return ends
-
-
-def _close_others() -> None:
-    """What the runner has open, its socket among them, is not for the script."""
-    for name in os.listdir("/dev/fd"):
-        if int(name) > 2:
-            try:
-                os.close(int(name))
-            except OSError:
-                pass  # The one that has listed them.
-
-
-def _watch(pid: int) -> int:
-    """A descriptor that becomes readable when the process has exited; -1 where there is none."""
-    try:
-        return os.pidfd_open(pid)  # type: ignore[attr-defined, no-any-return, unused-ignore]
-    except (AttributeError, OSError):
-        return -1
-
-
-def _has_exited(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _kill(group: int, number: int) -> None:
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        pass  # Everyone in it is gone; some systems say so in the second way.
-
-
-def _empty(pipe: int) -> None:
-    try:
-        while os.read(pipe, 4096):
-            pass
-    except BlockingIOError:
-        pass
-
-
-def _own_memory() -> int:
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES

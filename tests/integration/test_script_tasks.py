@@ -16,6 +16,7 @@ from typing import Any, Dict, Iterator, List
 import psutil
 import pytest
 
+from gpumesh import GPUMesh
 from gpumesh.config import (
     CANCEL_GRACE_SECONDS,
     SCRIPT_GRACE_SECONDS,
@@ -27,6 +28,7 @@ from gpumesh.config import (
 from gpumesh.model.outcomes import Status, failure_text
 from gpumesh.model.resources import DeviceFacts, Requirement
 from gpumesh.runtime.code_folder import FOLDER_VARIABLE
+from gpumesh.runtime.embedded import EmbeddedMesh
 from gpumesh.runtime.script_folder import WORK
 from tests.support.processes import descriptors, named, resident_bytes, session_of, until, until_gone
 from tests.support.script_site import ScriptSite, here, ignore_here, set_here
@@ -486,6 +488,23 @@ def test_a_script_and_its_children_end_with_the_runner(tmp_path: Path, monkeypat
             assert len(os.listdir(tmp_path / "unpacked" / WORK)) == 2, "the dead one's copy is gone"
     finally:
         site.close()
+
+
+def test_a_script_and_its_children_end_with_the_agent(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, os, subprocess, sys, time\npids = [os.getpid(), subprocess.Popen(['sleep', '1000']).pid]\n"
+        "open(json.load(sys.stdin)['path'], 'w').write(json.dumps(pids) + '\\n'); time.sleep(1000)\n"
+    )
+    mark = tmp_path / "mark"
+    with EmbeddedMesh(workers=1, slots=1) as embedded, GPUMesh(embedded.url, token=embedded.token) as mesh:
+        mesh.submit(script=script, payloads=[{"path": str(mark)}], retries=0)
+        until(lambda: mark.exists() and mark.read_text().endswith("\n"), 20, what="the start of the script")
+
+        psutil.Process(embedded.processes["worker-1"]).kill()
+
+        for pid in json.loads(mark.read_text()):
+            gone(pid)
 
 
 def test_what_functions_have_ignored_a_script_hears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
