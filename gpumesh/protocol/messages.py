@@ -266,11 +266,13 @@ class RunTasks(NamedTuple):
 class RecallTasks(NamedTuple):
     """Coordinator -> worker: these (task id, attempt) come back as NOT_RUN if they have not started.
 
-    With `kill` those that run are ended as well, as CANCELLED. Without it a running one goes on and its result counts.
+    With `kill` those that run are ended as well, as CANCELLED: interrupted first, or with `force` killed at once. Without it a running one
+    goes on and its result counts.
     """
 
     tasks: List[Tuple[int, int]]
     kill: bool
+    force: bool = False
 
 
 @message(0x32)

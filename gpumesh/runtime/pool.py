@@ -284,12 +284,12 @@ class RunnerPool:
             leases.on_spec(spec, timeout=facts.timeout, kind=facts.kind, need=need)
         self._perform(leases.on_arrived(tuple(cards), ordinal, spec, tasks, now))
 
-    def recall(self, tasks: Any, *, kill: bool) -> None:
+    def recall(self, tasks: Any, *, kill: bool, force: bool = False) -> None:
         """The coordinator wants these back."""
         now = self._loop.time()
-        self._perform(self.local.on_recalled(tasks, kill=kill, now=now))
+        self._perform(self.local.on_recalled(tasks, kill=kill, now=now, force=force))
         if self._leases is not None:
-            self._perform(self._leases.on_recalled(tasks, kill=kill, now=now))
+            self._perform(self._leases.on_recalled(tasks, kill=kill, now=now, force=force))
 
     def drain(self) -> None:
         """Give back what has not started, finish what has."""

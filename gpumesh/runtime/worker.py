@@ -232,7 +232,7 @@ class WorkerAgent(PoolOwner):
                 wanted = message.tasks
                 if self._objects is not None:
                     wanted = self._objects.inputs.recall(wanted, kill=message.kill)
-                self._pool.recall(wanted, kill=message.kill)
+                self._pool.recall(wanted, kill=message.kill, force=message.force)
             elif kind is Established:
                 self._join(link)
             elif kind is Closed and not self._lost.done():

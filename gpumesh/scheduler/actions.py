@@ -20,11 +20,12 @@ class Assign(NamedTuple):
 
 
 class Recall(NamedTuple):
-    """Ask the worker to give these (task id, attempt) back unless they have started; with `kill` end the started ones too."""
+    """Ask the worker to give these (task id, attempt) back unless they have started; with `kill` end the started ones too, with `force` at once."""
 
     worker: WorkerId
     tasks: List[Tuple[int, int]]
     kill: bool
+    force: bool = False
 
 
 class Deliver(NamedTuple):

@@ -193,10 +193,11 @@ class BytesMoved(NamedTuple):
 
 
 class CancelRequested(NamedTuple):
-    """A client wants these ended, running or not."""
+    """A client wants these ended, running or not. `force`: without giving what runs the time to end by itself."""
 
     client: ClientNumber
     task_ids: Sequence[int]
+    force: bool = False
 
 
 ObjectNews = Union[StoreShared, CopyMade, CopiesGone, BytesMoved]

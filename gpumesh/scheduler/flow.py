@@ -688,7 +688,7 @@ class Flow:
             self._look_again(self._copies_at)
             return
         seen = 0
-        unwanted = {**self._cancelled, **self._supervision.failed()}
+        unwanted = {**self._cancelled, **self._supervision.failed(), **self._adopted}
         for group in list(self._repeatable):
             if self._queues.groups.get(group.key) is not group:
                 del self._repeatable[group]  # Its clients have left.
@@ -1128,12 +1128,12 @@ class Flow:
             elif isinstance(where, Recovering):
                 self._leave_recovery(where, task_id)
                 self._fail(where.spec, task_id, _CANCELLED, "cancelled", actions)
-            elif task_id not in self._cancelled:
+            elif event.force or task_id not in self._cancelled:
                 self._cancelled[task_id] = None
                 for worker in self._copies.get(task_id, (where,)):
                     recalls.setdefault(worker, []).append((task_id, worker.assigned[task_id].attempt))
         for worker, tasks in recalls.items():
-            actions.append(Recall(worker.id, tasks, kill=True))
+            actions.append(Recall(worker.id, tasks, kill=True, force=event.force))
 
     def _unqueue(self, spec: Spec, task_id: int) -> None:
         """A ready task leaves its queue other than by being placed."""

@@ -266,9 +266,9 @@ class Leases:
                     actions.extend(released)
         return actions
 
-    def on_recalled(self, tasks: Sequence[Tuple[int, int]], *, kill: bool, now: float) -> List[Any]:
-        """The coordinator wants these back; with `kill` also those that run."""
-        return self._each(lambda pool: pool.on_recalled(tasks, kill=kill, now=now), now)
+    def on_recalled(self, tasks: Sequence[Tuple[int, int]], *, kill: bool, now: float, force: bool = False) -> List[Any]:
+        """The coordinator wants these back; with `kill` also those that run, with `force` at once."""
+        return self._each(lambda pool: pool.on_recalled(tasks, kill=kill, now=now, force=force), now)
 
     def abandon(self, now: float) -> List[Any]:
         """Forget every attempt that is here, and end what runs: nobody is left to hear of it."""

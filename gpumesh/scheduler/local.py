@@ -227,6 +227,7 @@ class LocalPool:
         self._unwanted: Dict[
             int, int
         ] = {}  # task id -> attempt: to be ended, recalled while fed but not known to have started.
+        self._forced: Dict[int, int] = {}  # The same of those that are to be killed at once.
         self._asked_back: Dict[int, int] = {}  # The same of those that another worker could run: void once they have started.
         self._draining = False
         self._withheld = False  # By the machine's owner: like draining, until `accept`.
@@ -375,6 +376,7 @@ class LocalPool:
                 number += 1
                 continue
             unwanted = self._unwanted.pop(task.task_id, None) is not None
+            self._forced.pop(task.task_id, None)
             asked_back = self._asked_back.pop(task.task_id, None) is not None
             if number <= finished:
                 # It had ended and its result died with the process; only tasks that may run again were held back.
@@ -401,8 +403,8 @@ class LocalPool:
         self._feed_all(actions, now)
         return actions
 
-    def on_recalled(self, tasks: Iterable[Tuple[int, int]], *, kill: bool, now: float) -> List[Any]:
-        """The coordinator wants these back; with `kill` also those that run."""
+    def on_recalled(self, tasks: Iterable[Tuple[int, int]], *, kill: bool, now: float, force: bool = False) -> List[Any]:
+        """The coordinator wants these back; with `kill` also those that run, with `force` at once, and what was interrupted before."""
         wanted = dict(tasks)
         actions: List[Any] = []
         status = _CANCELLED if kill else _NOT_RUN
@@ -421,9 +423,13 @@ class LocalPool:
         if wanted:
             marked = self._unwanted if kill else self._asked_back
             for runner in self._runners.values():
-                for fed in runner.fed:
+                for number, fed in enumerate(runner.fed, runner.first):
                     if fed is not None and wanted.get(fed.task_id) == fed.attempt:
                         marked[fed.task_id] = fed.attempt
+                        if force:
+                            self._forced[fed.task_id] = fed.attempt
+                            if number == runner.interrupted:
+                                runner.kill_at = now
                         self._check_at(runner, now)
         return actions
 
@@ -432,6 +438,7 @@ class LocalPool:
         actions: List[Any] = []
         self._queue.clear()
         self._unwanted.clear()
+        self._forced.clear()
         self._asked_back.clear()
         for runner in self._runners.values():
             if runner.state is RunnerState.BUSY:
@@ -695,6 +702,8 @@ class LocalPool:
             if task is None:
                 continue
             unwanted = self._unwanted.pop(task_id, None) is not None
+            if self._forced:
+                self._forced.pop(task_id, None)
             asked_back = self._asked_back.pop(task_id, None) is not None
             if number == runner.interrupted:
                 # Code that was interrupted may return or raise whatever it likes: half of a value must not pass for the whole.
@@ -816,7 +825,10 @@ class LocalPool:
     def _interrupt(self, runner: Runner, number: int, reason: int, actions: List[Any], now: float) -> float:
         runner.interrupted = number
         runner.reason = reason
-        runner.kill_at = now + (self._end_grace if reason == _HANDED_BACK else CANCEL_GRACE_SECONDS)
+        task = runner.fed[number - runner.first]
+        is_forced = bool(self._forced) and task is not None and self._forced.pop(task.task_id, 0) == task.attempt
+        grace = 0.0 if is_forced else self._end_grace if reason == _HANDED_BACK else CANCEL_GRACE_SECONDS
+        runner.kill_at = now + grace
         actions.append(Interrupt(runner.ident, number))
         return runner.kill_at
 
@@ -851,6 +863,7 @@ class LocalPool:
         for task in waiting:
             asked_back = self._asked_back.pop(task.task_id, None) is not None
             if self._unwanted.pop(task.task_id, None) is not None:
+                self._forced.pop(task.task_id, None)
                 report.append((task.task_id, task.attempt, _CANCELLED, {}, 0.0))
             elif asked_back:
                 report.append((task.task_id, task.attempt, _NOT_RUN, {}, 0.0))

@@ -155,6 +155,27 @@ def test_cancelling_ends_what_runs_and_what_waits(mesh: GPUMesh, folder: Path) -
     assert mesh.cancel(job) == 0, "it has finished"
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_cancelled_has_time_to_clean_up_unless_it_is_killed(mesh: GPUMesh, folder: Path, force: bool) -> None:
+    cleaned = folder.parent / "cleaned"
+    (folder / "clean.py").write_text(
+        "import json, pathlib, sys, time\n"
+        "payload = json.load(sys.stdin)\n"
+        "pathlib.Path(payload['marks']).touch()\n"
+        "try:\n"
+        "    time.sleep(60)\n"
+        "finally:\n"
+        f"    pathlib.Path({str(cleaned)!r}).touch()\n"
+    )
+    job = mesh.submit(script=folder / "clean.py", payloads=lingering(folder, 1))
+    until((folder.parent / "marks").exists, 20)
+
+    mesh.cancel(job, force=force)
+
+    assert mesh.wait(job, 20)["counts"]["cancelled"] == 1
+    assert cleaned.exists() is not force
+
+
 def test_a_job_without_tasks_is_done(mesh: GPUMesh, folder: Path) -> None:
     job = mesh.submit(script=folder / "square.py", payloads=[])
 

@@ -112,7 +112,7 @@ SAMPLES: Dict[str, Any] = {
     "TaskOutput": messages.TaskOutput(TASK, 1, b"epoch 1\n", "box"),
     "RunTasks": messages.RunTasks(7, ((TASK, 1, b"one"), (TASK + 1, 2, b"two"))),
     "RunTasks on a card": messages.RunTasks(7, ((TASK, 1, b"one"),), (CARD,), 1),
-    "RecallTasks": messages.RecallTasks(((TASK, 1), (TASK + 1, 2)), True),
+    "RecallTasks": messages.RecallTasks(((TASK, 1), (TASK + 1, 2)), True, False),
     "TasksFinished": messages.TasksFinished(((TASK, 1, 0, b"value", 0.25), (TASK + 1, 2, 1, OutOfBand([b"error"]), 1.0))),
     "ForgetResults": messages.ForgetResults((TASK, TASK + 1)),
     "RunnerReady": messages.RunnerReady(4243),

@@ -303,6 +303,15 @@ def test_a_waiting_task_is_cancelled_at_once_and_a_running_one_by_its_worker(mes
     ]
 
 
+def test_what_is_being_cancelled_can_be_ended_at_once(mesh: Any) -> None:
+    mesh.connect("w1")
+    mesh.submit()
+    assert mesh.cancel(t(0)) == [Recall(W1, first(0), kill=True)]
+    assert mesh.cancel(t(0)) == []
+
+    assert mesh.handle(ev.CancelRequested(ONE, [t(0)], force=True)) == [Recall(W1, first(0), kill=True, force=True)]
+
+
 def test_a_result_that_is_faster_than_the_cancellation_counts(mesh: Any) -> None:
     mesh.connect("w1")
     mesh.submit()

@@ -6,9 +6,9 @@ from typing import Any, List
 
 import pytest
 
-from gpumesh.config import REVOKE_SETTLE_SECONDS
+from gpumesh.config import CANCEL_GRACE_SECONDS, REVOKE_SETTLE_SECONDS
 from gpumesh.model.outcomes import Status
-from gpumesh.scheduler.local import Feed, Inspect, LocalPool, Report, Revoke
+from gpumesh.scheduler.local import Feed, Inspect, Interrupt, Kill, LocalPool, Report, Revoke
 
 SPEC = 0
 NOT_RUN = int(Status.NOT_RUN)
@@ -84,3 +84,35 @@ def test_one_that_is_cancelled_after_it_was_asked_back_is_cancelled(stuck: Stuck
 
     assert stuck.look(100.001) == [Revoke(stuck.runner, 3)]
     assert stuck.look(100.002 + REVOKE_SETTLE_SECONDS) == [Report([(4, 1, CANCELLED, {}, 0.0)])]
+
+
+def test_one_that_is_to_end_at_once_is_killed_at_the_next_look(stuck: Stuck) -> None:
+    assert stuck.pool.on_recalled([(2, 1)], kill=True, force=True, now=100.001) == []
+
+    assert stuck.look(100.001)[0] == Interrupt(stuck.runner, 2)
+    assert stuck.look(100.003) == [Kill(stuck.runner)]
+
+
+def test_one_that_was_interrupted_and_takes_its_time_can_be_killed_at_once(stuck: Stuck) -> None:
+    stuck.recall(2, kill=True)
+    assert stuck.look(100.001)[0] == Interrupt(stuck.runner, 2)
+
+    stuck.pool.on_recalled([(2, 1)], kill=True, force=True, now=100.1)
+
+    assert stuck.look(100.1) == [Kill(stuck.runner)]
+
+
+def test_force_concerns_the_task_that_it_was_meant_for_alone(stuck: Stuck) -> None:
+    stuck.pool.on_recalled([(2, 1)], kill=True, force=True, now=100.001)
+    stuck.pool.on_results(stuck.runner, [(2, 1, int(Status.OK), b"", 0.01)], 100.002)
+    stuck.recall(3, kill=True, now=100.003)
+
+    assert stuck.pool.on_time(100.003) == [Inspect(stuck.runner)]
+    assert Interrupt(stuck.runner, 3) in stuck.pool.on_progress(
+        stuck.runner, started=3, finished=2, sent=2, since=100.002, now=100.003
+    )
+    due = stuck.pool.next_deadline()
+    assert due is not None
+    assert due <= 100.003 + CANCEL_GRACE_SECONDS
+    late = stuck.pool.on_progress(stuck.runner, started=3, finished=2, sent=2, since=100.002, now=100.1)
+    assert Kill(stuck.runner) not in late, "this one has its time"
