@@ -19,7 +19,7 @@ from gpumesh.cli.console import (
     set_gpu_score,
     set_object_limits,
 )
-from gpumesh.config import DEFAULT_PORT, KEEP_JOBS_DAYS
+from gpumesh.config import DEFAULT_PORT, KEEP_JOBS_DAYS, WORKER_TTL_SECONDS
 
 ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"
 
@@ -45,6 +45,9 @@ def serve(
     ),
     keep_days: float = typer.Option(
         KEEP_JOBS_DAYS, "--keep-days", min=0.0, metavar="DAYS", help="How long jobs are kept after they have ended."
+    ),
+    worker_ttl: float = typer.Option(
+        WORKER_TTL_SECONDS, "--worker-ttl", min=0.0, metavar="SECONDS", help="How long a worker that was lost is still shown."
     ),
 ) -> None:
     """Start a mesh on this machine: others join it, and it works too.
@@ -95,6 +98,7 @@ def serve(
             score=score,
             db=db,
             keep_days=keep_days,
+            worker_ttl=worker_ttl,
             on_ready=announce,
         )
     )

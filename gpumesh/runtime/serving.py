@@ -8,7 +8,7 @@ import secrets
 import socket
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple
 
-from gpumesh.config import KEEP_JOBS_DAYS, RUNNER_RESTART_DELAYS_SECONDS
+from gpumesh.config import KEEP_JOBS_DAYS, RUNNER_RESTART_DELAYS_SECONDS, WORKER_TTL_SECONDS
 from gpumesh.errors import MeshError
 from gpumesh.network.address import Address, parse_address
 from gpumesh.network.tcp import listen
@@ -30,6 +30,7 @@ def run_coordinator(
     on_ready: Callable[[str], None],
     db: Optional[str] = None,
     keep_days: Optional[float] = KEEP_JOBS_DAYS,
+    worker_ttl: float = WORKER_TTL_SECONDS,
 ) -> int:
     """Serve a mesh until SIGINT or SIGTERM: the first drains, a second stops now.
 
@@ -37,6 +38,7 @@ def run_coordinator(
         self_worker: Lend this machine too, in a process of its own that ends with this one.
         db: Path of the database of script jobs; that of the user's folder for data, for this port, if not given.
         keep_days: Jobs that finished so long ago are deleted from it; None: never.
+        worker_ttl: Seconds for which a lost worker is still shown.
         on_ready: Called with the URL once the port is open.
 
     Returns:
@@ -58,7 +60,7 @@ def run_coordinator(
         loop = asyncio.get_running_loop()
         path = default_db_path(bound) if db is None else db
         journal = SqliteJournal(path, call_soon=loop.call_soon_threadsafe, keep_days=keep_days)
-        coordinator = Coordinator(token=token, mesh=journal.mesh_id, journal=journal)
+        coordinator = Coordinator(token=token, mesh=journal.mesh_id, journal=journal, worker_ttl=worker_ttl)
         await coordinator.start(listener)
         over: asyncio.Future[None] = loop.create_future()
 
