@@ -16,6 +16,7 @@ import select
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from benchmarks import chaos_tasks as tasks
@@ -27,8 +28,10 @@ Expected = Callable[[Any, Optional[BaseException]], bool]  # Whether a task may 
 TICK_SECONDS = 0.05
 REPORT_SECONDS = 1.0
 MOST_PENDING = 1500
-STREAMS = 3  # At the same time.
+STREAMS = 3  # At the same time; and jobs.
+SCRIPT = Path(__file__).with_name("chaos_script.py")
 RETRIES = 200  # More lost processes than any task meets here, if it is not the task that is to blame.
+JOB_SECONDS = 300.0  # Longer than anything takes here.
 LATE_SECONDS = 0.3  # The time limit of tasks that take too long.
 WEIGHTS = {
     "noop": 40.0,
@@ -44,18 +47,20 @@ WEIGHTS = {
     "cancel": 2.0,
     "late": 0.5,
     "stream": 2.0,  # Of 5 to 40 tasks.
+    "job": 0.4,  # Of 3 to 12 scripts, each in an interpreter of its own; with retries=0 every other time.
 }
 
 
 class Task:
     """One task on its way, and what is to come of it."""
 
-    __slots__ = ("number", "kind", "future", "begun", "expected")
+    __slots__ = ("number", "kind", "future", "task_id", "begun", "expected")
 
     def __init__(self, number: int, kind: str) -> None:
         self.number = number
         self.kind = kind
         self.future: Any = None
+        self.task_id = ""  # Of a job's task.
         self.begun = time.monotonic()
         self.expected: Optional[Expected] = None  # None: its number.
 
@@ -108,7 +113,7 @@ class Accounts:
         if is_again:
             self.complain("delivered twice", task, value, error)
             return
-        if error is not None and task.kind == "once" and isinstance(error, WorkerCrashedError):
+        if error is not None and task.kind in ("once", "job once") and isinstance(error, WorkerCrashedError):
             with self._lock:
                 self.given_up += 1
             return
@@ -132,7 +137,7 @@ class Accounts:
                 "violation": what,
                 "number": task.number,
                 "kind": task.kind,
-                "task_id": getattr(future, "task_id", None),
+                "task_id": task.task_id or getattr(future, "task_id", None),
                 "worker": getattr(future, "worker", None) if future is not None and future.done() else None,
                 "submitted_at": task.begun,
                 "ended_at": time.monotonic(),
@@ -169,6 +174,7 @@ class Client:
         self._marks = settings["marks"]
         self._say = say
         self.accounts = Accounts(say)
+        self._mesh = mesh
         again = accelerate(mesh, retries=RETRIES)
         self._functions = {
             name: again(getattr(tasks, name))
@@ -179,7 +185,7 @@ class Client:
         self._late = self._functions["nap"].options(timeout=LATE_SECONDS)
         self._kinds = settings["kinds"] or list(WEIGHTS)
         self._due = 0.0
-        self._streams: List[threading.Thread] = []
+        self._readers: Dict[str, List[threading.Thread]] = {"stream": [], "job": []}
         self._to_cancel: List[Tuple[float, Any]] = []
 
     def tick(self, seconds: float) -> None:
@@ -195,13 +201,14 @@ class Client:
     def settle(self) -> bool:
         """Whether nothing is pending and no stream is read any more."""
         self.tick(0)
-        self._streams = [stream for stream in self._streams if stream.is_alive()]
-        return not self._streams and self.accounts.submitted == self.accounts.done
+        return not self._alive("stream") and not self._alive("job") and self.accounts.submitted == self.accounts.done
 
     def _submit(self, kind: str) -> int:
         random_ = self._random
-        if kind == "stream":
-            return self._begin_stream()
+        if kind in ("stream", "job"):
+            if len(self._alive(kind)) >= STREAMS:
+                return 1
+            return self._begin_stream() if kind == "stream" else self._begin_job()
         if kind == "follow":
             return self._submit_two()
         task = self.accounts.open(kind)
@@ -255,9 +262,6 @@ class Client:
         future.add_done_callback(lambda ended: self.accounts.ended(task, ended))
 
     def _begin_stream(self) -> int:
-        self._streams = [stream for stream in self._streams if stream.is_alive()]
-        if len(self._streams) >= STREAMS:
-            return 1
         opened: List[Task] = []
         items: List[Draw] = []
         for _ in range(self._random.randint(5, 40)):
@@ -271,10 +275,42 @@ class Client:
             opened.append(task)
             items.append(Draw(kind, task.number, argument))
         read = self._read_in_order if self._random.random() < 0.5 else self._read_as_completed
-        thread = threading.Thread(target=read, args=(opened, items), daemon=True)
-        thread.start()
-        self._streams.append(thread)
+        self._begin("stream", read, opened, items)
         return len(items)
+
+    def _begin(self, kind: str, read: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=read, args=arguments, daemon=True)
+        thread.start()
+        self._readers[kind].append(thread)
+
+    def _alive(self, kind: str) -> List[threading.Thread]:
+        self._readers[kind] = [reader for reader in self._readers[kind] if reader.is_alive()]
+        return self._readers[kind]
+
+    def _begin_job(self) -> int:
+        at_most_once = self._random.random() < 0.5
+        opened = [self.accounts.open("job once" if at_most_once else "job") for _ in range(self._random.randint(3, 12))]
+        path = f"{self._marks}.{'once' if at_most_once else 'jobs'}"
+        payloads = [{"number": task.number, "seconds": _nap_seconds(self._random) / 4, "path": path} for task in opened]
+        self._begin("job", self._run_job, opened, payloads, 0 if at_most_once else RETRIES)
+        return len(opened)
+
+    def _run_job(self, opened: List[Task], payloads: List[Dict[str, Any]], retries: int) -> None:
+        """Submit, wait, and look at each of its tasks."""
+        try:
+            job = self._mesh.submit(script=SCRIPT, payloads=payloads, retries=retries)
+            found = self._mesh.wait(job, JOB_SECONDS)["tasks"]
+        except BaseException as error:  # noqa: BLE001 - whatever ends the waiting
+            self._give_up(opened, error)
+            return
+        for task, row in zip(opened, found):
+            task.task_id = f"{job} {row['id']}"
+            is_done = row["status"] == "done" and row["result"] == {"number": task.number}
+            is_lost_once = task.kind == "job once" and row["status"] == "failed" and not row["result"]
+            if is_lost_once:
+                self.accounts.close(task, None, WorkerCrashedError(str(row["error"])))
+            else:
+                self.accounts.close(task, task.number if is_done else row, None)
 
     def _read_in_order(self, opened: List[Task], items: List[Draw]) -> None:
         """Values, in the order of the input."""

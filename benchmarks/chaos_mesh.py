@@ -25,6 +25,7 @@ SLOTS = 2
 START_SECONDS = 30.0
 END_SECONDS = 15.0
 MARK = "GPUMESH_CHAOS_MARK"  # In the environment of all, so that what is left can be found.
+_ENTRY = re.compile(r"^(?=\d\d:\d\d:\d\d [A-Z] |--- started at |Exception in callback|Fatal error on transport)", re.MULTILINE)
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|was never retrieved|was never awaited|Fatal error|dumped core")
 
 
@@ -255,13 +256,14 @@ class Mesh:
         return found
 
     def tracebacks(self) -> List[str]:
-        """What coordinator and workers said that no program should say, each with its surroundings."""
-        found = []
+        """What coordinator and workers said that no program should say; the same thing said again is counted."""
+        found: Dict[str, List[str]] = {}
         for program in [self.coordinator, *self.workers]:
-            said = program.said()
-            for match in _TRACEBACK.finditer(said):
-                found.append(f"{program.name}: {said[max(0, match.start() - 300) : match.end() + 1500]}")
-        return found
+            for entry in _ENTRY.split(program.said()):
+                if _TRACEBACK.search(entry):
+                    error = entry.strip().rpartition("\n")[2]
+                    found.setdefault(f"{program.name}: {error}", []).append(entry.strip())
+        return [f"{error} ({len(entries)} times): {entries[0][:3000]}" for error, entries in found.items()]
 
     def end(self) -> List[str]:
         """End everything in good order; what did not end as it should."""

@@ -55,7 +55,7 @@ def draw(seed: int, seconds: float, kinds: Sequence[str]) -> List[Fault]:
     beyond_at = -BEYOND_EVERY_SECONDS
     while True:
         at += random_.expovariate(FAULTS_PER_SECOND)
-        if at >= seconds:
+        if at >= seconds or not kinds:
             return faults
         if not deck:
             deck = [kind for kind, share in SHARES.items() for _ in range(share) if kind in kinds]
