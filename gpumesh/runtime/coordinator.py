@@ -897,6 +897,7 @@ class Coordinator:
     def _sift(self, client: _Client, message: SubmitTasks) -> SubmitTasks:
         """Tasks that a client submits again: those of which nothing is known here, or only what a worker has told."""
         confirmed: List[int] = []
+        kept_ids: List[int] = []
         ids: List[int] = []
         payloads: List[Any] = []
         ready: Dict[str, List[Result]] = {}
@@ -909,7 +910,7 @@ class Coordinator:
             if kept is not None:
                 ident, result = kept
                 if is_final or result[1] not in _TRIED_AGAIN:
-                    confirmed.append(task_id)
+                    kept_ids.append(task_id)
                     ready.setdefault(ident, []).append(result)
                     continue
                 self._drop_kept(client, task_id)
@@ -918,8 +919,8 @@ class Coordinator:
             else:
                 ids.append(task_id)
                 payloads.append(payload)
-        if confirmed:
-            self._perform(self._cluster.handle(ev.TasksConfirmed(client.number, confirmed), self._loop.time()))
+        if confirmed or kept_ids:
+            self._tell(ev.TasksConfirmed(client.number, confirmed, kept_ids))
         for ident, results in ready.items():
             self._send_kept(client, ident, results)
         return SubmitTasks(message.spec, ids, payloads, True)

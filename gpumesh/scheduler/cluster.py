@@ -533,6 +533,10 @@ class Cluster(Flow):
             client.confirmed.update(dict.fromkeys(event.task_ids))
             for task_id in event.task_ids:
                 self._adopted.pop(task_id, None)
+        if client is not None:
+            others = [task_id for task_id in event.answered if task_id in self._tasks]
+            if others:  # Other attempts at them, that workers had.
+                self._drop(client, others, now, actions)
 
     def _on_resubmission_ended(self, event: ev.ResubmissionEnded, now: float, actions: List[Action]) -> None:
         client = self._clients.get(event.client)

@@ -101,10 +101,11 @@ class ResubmissionEnded(NamedTuple):
 
 
 class TasksConfirmed(NamedTuple):
-    """A client that resumes still waits for these; they are here, or their results are."""
+    """A client that resumes still waits for these, which are here. `answered`: those whose results were kept for it; they have ended."""
 
     client: ClientNumber
     task_ids: Sequence[int]
+    answered: Sequence[int] = ()
 
 
 class ClientLost(NamedTuple):

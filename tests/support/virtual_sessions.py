@@ -224,6 +224,7 @@ class Coordinator:
 
     def sift(self, driver: Driver, session: _Session, spec: int, ids: List[int], now: float) -> List[int]:
         confirmed: List[int] = []
+        answered: List[int] = []
         rest: List[int] = []
         for task_id in ids:
             if session.answered and task_id in session.answered:
@@ -232,13 +233,13 @@ class Coordinator:
             if kept is not None:
                 ident, result = kept
                 if SPECS[spec].retries == 0 or result[1] not in TRIED_AGAIN:
-                    confirmed.append(task_id)
+                    answered.append(task_id)
                     session.send(ident, [result])
                     continue
                 self.forget(ident, [task_id])
             (confirmed if self.cluster.is_confirmed(task_id) else rest).append(task_id)
-        if confirmed:
-            self.handle(ev.TasksConfirmed(driver.number, confirmed), now)
+        if confirmed or answered:
+            self.handle(ev.TasksConfirmed(driver.number, confirmed, answered), now)
         return rest
 
     def client_broke(self, driver: Driver, now: float) -> None:
