@@ -22,6 +22,7 @@ from gpumesh.config import (
     SCRIPT_GRACE_SECONDS,
     SCRIPT_INTERRUPT_SECONDS,
     SCRIPT_OUTPUT_BURST_BYTES,
+    SCRIPT_OUTPUT_RATE_BYTES,
     SCRIPT_OUTPUT_TAIL_BYTES,
     SCRIPT_RESULT_BYTES,
 )
@@ -356,12 +357,14 @@ def test_a_gigabyte_of_output_takes_no_memory_and_its_end_is_kept(site: ScriptSi
     assert site.result(source.format(count=100)) == 5
     before = resident_bytes(runner_of(site).pid)
 
+    started = time.monotonic()
     task = site.start(source.format(count=16_000))
     assert site.ended(task, 60) == (Status.OK, 5)
+    seconds = time.monotonic() - started
 
     assert resident_bytes(runner_of(site).pid) < before + 20_000_000
     output = site.output(task)
-    assert len(output) < SCRIPT_OUTPUT_BURST_BYTES + 20 * SCRIPT_OUTPUT_TAIL_BYTES
+    assert len(output) < SCRIPT_OUTPUT_BURST_BYTES + SCRIPT_OUTPUT_TAIL_BYTES + seconds * SCRIPT_OUTPUT_RATE_BYTES + 10_000
     assert b"bytes of output left out]" in output
     assert output.endswith(b"\nthe end\n5\n")
 
@@ -404,7 +407,7 @@ def test_a_cancelled_script_gets_an_interrupt_and_can_clean_up(site: ScriptSite)
     site.cancel(task)
 
     assert site.ended(task)[0] == Status.CANCELLED
-    assert time.monotonic() - started < SCRIPT_INTERRUPT_SECONDS
+    assert time.monotonic() - started < CANCEL_GRACE_SECONDS
     assert site.output(task).endswith(b"cleaned up\n")
     assert b"KeyboardInterrupt" in site.output(task, 2)
     assert runner_of(site).pid == runner
@@ -431,7 +434,7 @@ def test_a_deaf_script_is_killed_with_all_that_it_has_started_and_the_runner_sta
 
     assert site.ended(task)[0] == Status.CANCELLED
     after = SCRIPT_GRACE_SECONDS if len(deaf) == 2 else SCRIPT_INTERRUPT_SECONDS
-    assert after <= time.monotonic() - started < CANCEL_GRACE_SECONDS
+    assert after <= time.monotonic() - started < CANCEL_GRACE_SECONDS + 1.0
     gone(child)
     assert runner_of(site).pid == runner
 
