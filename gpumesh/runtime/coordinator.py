@@ -284,8 +284,8 @@ class Coordinator:
                 self._on_client_message(peer, kind, message)
             else:
                 self._register(link, kind, message)
-            if link.connection.next_deadline() is None:
-                break
+            if link not in self._links:
+                break  # Refused. (That the connection is over does not say so: the goodbye may be among what comes next.)
 
     def _register(self, link: PeerLink, kind: Any, message: Any) -> None:
         role = link.connection.role

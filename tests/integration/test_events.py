@@ -43,7 +43,7 @@ def test_joins_pauses_deaths_and_strangers_are_told(programs: Programs, tmp_path
         until(lambda: of_kind("resumed", mesh.events()), 20.0)
         leaver.interrupt()
         assert leaver.wait() == 0
-        until(lambda: of_kind("left", mesh.events()), 20.0)
+        until(lambda: of_kind("left", mesh.events()), 5.0, what="left")
 
         victim = programs.gpumesh("join", url, "--slots", "1", GPUMESH_TOKEN="t")
         victim.wait_for("works for")
