@@ -128,6 +128,8 @@ class WorkerAgent(PoolOwner):
             self._pool.close()
             if self._objects is not None:
                 self._objects.close()
+            if self._link is not None:
+                await self._pool.turn.all_gone([self._link])  # What was said last, the goodbye included, is on its way by then.
 
     def _note_versions(self) -> None:
         """While the runners start: it costs a millisecond."""
