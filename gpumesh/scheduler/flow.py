@@ -1180,6 +1180,8 @@ class Flow:
 
     def _expire(self, group: Group, lane: Lane, text: str, cause: str, now: float, actions: List[Action]) -> None:
         for run in list(lane.runs):
+            if not lane.count:
+                return  # What is left of it was cancelled, and the lane is gone.
             timeout = run.spec.spec.placement_timeout
             if timeout < 0 or run.since + timeout > now:
                 continue

@@ -163,8 +163,14 @@ class VirtualMesh:
             del self.lives[task_id]
 
     def connect_worker(self, ident: str, facts: WorkerFacts) -> None:
-        """It joins, or connects anew and has lost what it had."""
-        self._give_up(ident)
+        """It joins, or is back and has nothing: what had started is lost, what had not it has never seen."""
+        before = self.workers.get(ident)
+        if before is not None and before.running():
+            self.lose_worker(ident)
+        elif before is not None:
+            for attempt in before.attempts.values():
+                attempt.life.has_started = False
+                self._leave(ident, attempt)
         worker = self.workers[ident] = VirtualWorker(ident, facts)
         worker.others = {key: card.others for key, card in worker.cards().items()}
         self.handle(ev.WorkerConnected(worker.id, facts))
@@ -413,7 +419,9 @@ class VirtualMesh:
                 if attempt.life.status is not None or self.open.get(attempt.life.task_id) is not attempt.life:
                     told = (worker.id, *attempt.key, True)
                     assert told in self.told, f"attempt {attempt.key} at {worker.id} is of no use and was not ended"
-        for view in self.cluster.snapshot(self.now):
+        shown = [view for view in self.cluster.snapshot(self.now) if view["alive"]]
+        assert {view["id"] for view in shown} == set(self.workers)
+        for view in shown:
             assert view["running"] + view["queued"] <= len(self.workers[view["id"]].attempts)
         for task_id in self.open:
             assert self.cluster.state_of(task_id) is not TaskState.GONE

@@ -597,3 +597,14 @@ def assigned(actions: List[Any]) -> List[Tuple[str, TaskSpec, List[int]]]:
     """(worker, spec, sequence numbers) of what was assigned; nothing else was done."""
     assert all(isinstance(action, Assign) for action in actions), actions
     return [(a.worker, a.spec, [t & 0xFFFFFFFF for t, _ in a.tasks]) for a in actions if isinstance(a, Assign)]
+
+
+def test_what_nobody_can_run_fails_in_time_also_before_something_that_was_cancelled(mesh: ClusterUnderTest) -> None:
+    other = PLAIN._replace(name="other")
+    mesh.submit(1)
+    mesh.submit(1, other)
+    mesh.cancel(t(1))
+
+    failed = [action for action in mesh.until(60.0) if isinstance(action, Fail)]
+
+    assert [(action.task_id, action.status) for action in failed] == [(t(0), Status.INFEASIBLE)]
