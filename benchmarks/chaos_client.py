@@ -354,7 +354,7 @@ def _fails(number: int) -> Expected:
 
 
 def _nap_seconds(random_: random.Random) -> float:
-    return random_.uniform(0.01, 0.3) if random_.random() < 0.93 else random_.uniform(0.3, 2.0)
+    return random_.uniform(0.02, 0.5) if random_.random() < 0.93 else random_.uniform(0.5, 3.0)
 
 
 def _nbytes(random_: random.Random) -> int:
