@@ -17,6 +17,7 @@ from gpumesh.journal.schema import ACCEPTED, STARTED
 _JOB = "id, name, script, code, options, submitted, status, finished, first_row, tasks, counts, rest, rest_since"
 _STATE = "row, status, attempts, worker, seconds, ended, error, history"
 _BATCH = 1000  # Rows of `states` read at once.
+_TOGETHER = 50  # Jobs, from which their tasks are counted with one statement.
 _LOG_BATCH = 100  # Parts of output.
 
 
@@ -223,33 +224,44 @@ class SqliteReader(JournalReader):
             raise explained(error, self._path) from None
 
     def _jobs(self, where: str, values: Sequence[Any]) -> List[JobRecord]:
-        return [self._job(row)[0] for row in self._query(f"SELECT {_JOB} FROM jobs WHERE {where}", values)]
+        rows = self._query(f"SELECT {_JOB} FROM jobs WHERE {where}", values)
+        going_on = [(row[8], row[9]) for row in rows if not row[10]]
+        found = self._counts(going_on)
+        return [_job(row, json.loads(row[10]) if row[10] else _with_rest(row, found.get(row[8], {}))) for row in rows]
 
     def _bare_job(self, job_id: str) -> Optional[Tuple[JobRecord, str, float]]:
         """A job without its counts, and what the tasks are that have no state, since when."""
         rows = self._query(f"SELECT {_JOB} FROM jobs WHERE id = ? AND stage = ?", (job_id, ACCEPTED))
-        return self._job(rows[0], counted=False) if rows else None
+        return (_job(rows[0], {}), rows[0][11], rows[0][12]) if rows else None
 
-    def _job(self, row: Tuple[Any, ...], *, counted: bool = True) -> Tuple[JobRecord, str, float]:
-        *fields, counts, rest, since = row
-        first, tasks = fields[-2:]
-        found: Dict[str, int] = {}
-        if counted:
-            found = json.loads(counts) if counts else self.count(first, tasks, rest)
-        return JobRecord._make([*fields, found]), rest, since
+    def count(self, job_id: str) -> Dict[str, int]:
+        """Tasks by status of a job, counted now."""
+        (row,) = self._query(f"SELECT {_JOB} FROM jobs WHERE id = ?", (job_id,))
+        return _with_rest(row, self._counts([(row[8], row[9])]).get(row[8], {}))
 
-    def count(self, first: int, tasks: int, rest: str) -> Dict[str, int]:
-        """Tasks by status of a job with these rows."""
-        counts: Dict[str, int] = {}
-        for status, number in self._query(
-            "SELECT status, count(*) FROM states WHERE row BETWEEN ? AND ? GROUP BY status", (first, first + tasks - 1)
-        ):
+    def _counts(self, jobs: Sequence[Tuple[int, int]]) -> Dict[int, Dict[str, int]]:
+        """Tasks by status of jobs (first row, tasks) with these rows, by first row; those without a state are not counted."""
+        found: Dict[int, Dict[str, int]] = {}
+        if len(jobs) < _TOGETHER:
+            counted = [
+                (first, status, number)
+                for first, tasks in jobs
+                for status, number in self._query(
+                    "SELECT status, count(*) FROM states WHERE row BETWEEN ? AND ? GROUP BY status", (first, first + tasks - 1)
+                )
+            ]
+        else:
+            firsts = [first for first, _ in jobs]
+            counted = self._query(
+                "SELECT first_row, states.status, count(*) FROM jobs JOIN states ON row BETWEEN first_row AND first_row + tasks - 1"
+                " WHERE first_row BETWEEN ? AND ? AND counts = '' GROUP BY first_row, states.status",
+                (min(firsts), max(firsts)),
+            )
+        for first, status, number in counted:
             status = PENDING if status == STARTED else status
+            counts = found.setdefault(first, {})
             counts[status] = counts.get(status, 0) + number
-        others = tasks - sum(counts.values())
-        if others:
-            counts[rest] = counts.get(rest, 0) + others
-        return counts
+        return found
 
     def _states(self, first: int, last: int, *, results: bool) -> Iterator[Tuple[Any, ...]]:
         result = "result" if results else "NULL"
@@ -284,6 +296,17 @@ class SqliteReader(JournalReader):
             return variants, unpack_payloads(data, tasks)
         except ValueError as error:
             raise damaged(self._path, str(error)) from None
+
+
+def _job(row: Tuple[Any, ...], counts: Dict[str, int]) -> JobRecord:
+    return JobRecord._make([*row[:10], counts])
+
+
+def _with_rest(row: Tuple[Any, ...], counts: Dict[str, int]) -> Dict[str, int]:
+    """Counts of the tasks that have a state, and all others as the rest of their job."""
+    tasks, rest = row[9], row[11]
+    others = tasks - sum(counts.values())
+    return {**counts, rest: counts.get(rest, 0) + others} if others else counts
 
 
 def _pending_task(row: int, job_id: str, variant: int, payload: Optional[bytes]) -> TaskRecord:

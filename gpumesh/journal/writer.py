@@ -296,6 +296,7 @@ class Writer:
                     refusal = error
                 if record.on_synced is not None:
                     told.append((record.on_synced, refusal))
+            writing.complete()
             self._connection.execute("COMMIT")
         except (sqlite3.Error, *_LASTING) as error:
             with contextlib.suppress(sqlite3.Error):

@@ -19,7 +19,7 @@ from gpumesh.journal.packing import packs
 from gpumesh.journal.rows import SqliteReader
 from gpumesh.journal.schema import ACCEPTED, ARRIVING, DROPPED, STARTED
 
-_TAILS_REMEMBERED = 10_000
+_REMEMBERED = 10_000
 
 
 class Writing:
@@ -35,18 +35,25 @@ class Writing:
         self._path = path
         self._tails: Dict[int, Tuple[int, int]] = {}  # Row -> (bytes the task has written, bytes kept of them).
         self._log_bytes: Optional[int] = None  # Of all tasks.
+        self._coming: Dict[str, Tuple[int, int, int]] = {}  # Job being submitted -> (first row, tasks, the first so many came).
+        self._next_row: Optional[int] = None  # To be written before the commit.
+
+    def complete(self) -> None:
+        """The transaction is about to be committed."""
+        if self._next_row is not None:
+            self._execute("UPDATE meta SET value = ? WHERE key = 'next_row'", (self._next_row,))
+            self._next_row = None
 
     def forget(self) -> None:
         """The transaction was rolled back: what is remembered of the tables may be wrong."""
         self._tails.clear()
         self._log_bytes = None
+        self._coming.clear()
+        self._next_row = None
 
     # --- requests
 
     def begin_job(self, job: NewJob, first: int, tasks: int, archive: Optional[bytes], now: float) -> None:
-        known = self._execute("SELECT stage FROM jobs WHERE id = ?", (job.id,)).fetchone()
-        if known is not None and known[0] != DROPPED:
-            raise JournalError(f"there is a job {job.id} already")
         if first + tasks - 1 > MAX_ROW:
             raise JournalError(f"all numbers of script tasks are given in {self._path}; start with a new database: --db")
         if job.code and archive is None:
@@ -54,8 +61,18 @@ class Writing:
                 raise JournalError(f"the folder of job {job.id} is not kept here any more; submit the job again")
         elif job.code:
             self._execute("INSERT OR REPLACE INTO code (digest, used, archive) VALUES (?, ?, ?)", (job.code, now, archive))
-        if known is not None:
-            self._execute("UPDATE jobs SET id = id || '/' || first_row WHERE id = ?", (job.id,))
+        try:
+            self._insert_job(job, first, tasks)
+        except sqlite3.IntegrityError:
+            self._execute("UPDATE jobs SET id = id || '/' || first_row WHERE id = ? AND stage = ?", (job.id, DROPPED))
+            try:
+                self._insert_job(job, first, tasks)
+            except sqlite3.IntegrityError:
+                raise JournalError(f"there is a job {job.id} already") from None
+        self._remember_coming(job.id, first, tasks, 0)
+        self._next_row = first + max(1, tasks)
+
+    def _insert_job(self, job: NewJob, first: int, tasks: int) -> None:
         self._execute(
             "INSERT INTO jobs (first_row, tasks, id, name, script, code, options, stage, status, submitted)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -72,34 +89,49 @@ class Writing:
                 job.submitted,
             ),
         )
-        self._execute("UPDATE meta SET value = ? WHERE key = 'next_row'", (first + max(1, tasks),))
 
     def add_payloads(self, job_id: str, first: int, payloads: Sequence[Tuple[int, bytes]]) -> None:
-        begin, tasks = self._arriving(job_id)
+        begin, tasks, came = self._arriving(job_id)
         if first < 0 or first + len(payloads) > tasks:
             raise JournalError(f"job {job_id} has {tasks} tasks, but payloads came for {first} to {first + len(payloads) - 1}")
-        begin += first
+        row = begin + first
         try:
-            packed = [(begin + pack.first, pack.tasks, pack.variants, pack.data) for pack in packs(payloads)]
+            packed = [(row + pack.first, pack.tasks, pack.variants, pack.data) for pack in packs(payloads)]
         except ValueError as error:
             raise JournalError(f"job {job_id}: {error}") from None
-        self._execute("DELETE FROM payloads WHERE first_row BETWEEN ? AND ?", (begin, begin + len(payloads) - 1))
-        self._connection.executemany("INSERT INTO payloads VALUES (?, ?, ?, ?)", packed)
+        if first == came:  # As they do; what came in another order is looked up.
+            self._remember_coming(job_id, begin, tasks, came + len(payloads))
+        else:
+            self._remember_coming(job_id, begin, tasks, -1)
+            self._execute("DELETE FROM payloads WHERE first_row BETWEEN ? AND ?", (row, row + len(payloads) - 1))
+        for pack in packed:
+            self._execute("INSERT INTO payloads VALUES (?, ?, ?, ?)", pack)
 
     def accept_job(self, job_id: str) -> None:
-        begin, tasks = self._arriving(job_id)
-        (came,) = self._execute(
-            "SELECT coalesce(sum(tasks), 0) FROM payloads WHERE first_row BETWEEN ? AND ?", (begin, begin + tasks - 1)
-        ).fetchone()
+        begin, tasks, came = self._arriving(job_id)
+        if came != tasks:
+            (came,) = self._execute(
+                "SELECT coalesce(sum(tasks), 0) FROM payloads WHERE first_row BETWEEN ? AND ?", (begin, begin + tasks - 1)
+            ).fetchone()
         if came != tasks:
             raise JournalError(f"job {job_id} is not complete: payloads of {came} of its {tasks} tasks came")
         self._execute("UPDATE jobs SET stage = ? WHERE first_row = ?", (ACCEPTED, begin))
+        self._coming.pop(job_id, None)
 
-    def _arriving(self, job_id: str) -> Tuple[int, int]:
-        found = self._execute("SELECT first_row, tasks, stage FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        if found is None or found[2] != ARRIVING:
-            raise JournalError(f"no job {job_id} is being submitted")
-        return found[0], found[1]
+    def _arriving(self, job_id: str) -> Tuple[int, int, int]:
+        """First row and tasks of a job that is being submitted, and how many of the first are there, -1: not known."""
+        coming = self._coming.get(job_id)
+        if coming is None:
+            found = self._execute("SELECT first_row, tasks, stage FROM jobs WHERE id = ?", (job_id,)).fetchone()
+            if found is None or found[2] != ARRIVING:
+                raise JournalError(f"no job {job_id} is being submitted")
+            coming = (found[0], found[1], -1)
+        return coming
+
+    def _remember_coming(self, job_id: str, first: int, tasks: int, came: int) -> None:
+        if len(self._coming) >= _REMEMBERED:
+            self._coming.clear()
+        self._coming[job_id] = (first, tasks, came)
 
     def retry_job(self, job_id: str, statuses: Sequence[str], status: str) -> None:
         found = self._accepted(job_id)
@@ -130,6 +162,7 @@ class Writing:
     # --- facts
 
     def discard_job(self, job_id: str) -> None:
+        self._coming.pop(job_id, None)
         self._execute("UPDATE jobs SET stage = ? WHERE id = ? AND stage = ?", (DROPPED, job_id, ARRIVING))
 
     def cancel_pending(self, job_id: str, task_status: str, status: str, except_rows: Sequence[int], now: float) -> None:
@@ -169,11 +202,10 @@ class Writing:
         found = self._accepted(job_id)
         if found is None:
             return
-        first, last, rest = found
-        counts = SqliteReader(self._connection, self._path).count(first, last - first + 1, rest)
+        counts = SqliteReader(self._connection, self._path).count(job_id)
         self._execute(
             "UPDATE jobs SET status = ?, finished = ?, counts = ? WHERE first_row = ?",
-            (status, finished, json.dumps(counts), first),
+            (status, finished, json.dumps(counts), found[0]),
         )
 
     # --- notes
@@ -205,7 +237,7 @@ class Writing:
                 "SELECT coalesce(max(start + length(data)), 0), coalesce(sum(length(data)), 0) FROM logs WHERE row = ?", (row,)
             ).fetchone()
             written, kept = max(written, found[0]), found[1]
-            if len(self._tails) >= _TAILS_REMEMBERED:
+            if len(self._tails) >= _REMEMBERED:
                 self._tails.clear()
         return written, kept
 
