@@ -117,6 +117,7 @@ class Programs:
             HOME=str(home),
             XDG_CONFIG_HOME=str(home / "config"),
             XDG_CACHE_HOME=str(home / "cache"),
+            XDG_DATA_HOME=str(home / "data"),
             COLUMNS="200",
             NO_COLOR="1",
             TERM="dumb",

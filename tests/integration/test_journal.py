@@ -1,4 +1,4 @@
-"""A coordinator's journal whose process is killed at any moment: whatever was acknowledged is there afterwards."""
+"""A coordinator's database: killed at any moment, damaged, used by two, on a disk that fills up."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Dict, List, Set, Tuple
+from typing import Dict, Iterator, List, Set, Tuple
 
 import pytest
 
+from gpumesh import GPUMesh, accelerate
+from gpumesh.errors import JournalError
 from gpumesh.journal.sqlite import SqliteJournal, open_reader
+from tests.integration.programs import Programs, started_programs
 from tests.support.journals import Turns
+from tests.support.processes import until
+from tests.support.small_disk import mounted_disk
 
 WRITER = """
 import random, sys, time
@@ -121,3 +126,83 @@ def test_what_was_acknowledged_survives_kills_at_any_moment(tmp_path: Path, mode
     journal.close()
     with contextlib.closing(sqlite3.connect(str(path))) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+# --- as its users meet it
+
+ECHO = """
+import json, pathlib, sys, time
+payload = json.load(sys.stdin)
+while "gate" in payload and not pathlib.Path(payload["gate"]).exists():
+    time.sleep(0.02)
+print(json.dumps(payload["x"] * 2))
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    with started_programs(tmp_path) as running:
+        yield running
+
+
+def test_a_disk_that_fills_up_refuses_jobs_and_holds_up_nothing_else(programs: Programs, tmp_path: Path) -> None:
+    script = tmp_path / "scripts" / "echo.py"
+    script.parent.mkdir()
+    script.write_text(ECHO)
+    gate = tmp_path / "gate"
+    with mounted_disk(tmp_path / "disk", megabytes=4) as disk:
+        path = disk.folder / "jobs.db"
+        coordinator, url = programs.serve("--db", str(path), "--token", "secret", "--slots", "2", "--no-self-worker")
+        programs.gpumesh("join", url, "--token", "secret", "--slots", "2")
+        with GPUMesh(url, token="secret", fallback=False) as mesh:
+            until(mesh.workers, 20.0)
+            double = accelerate(mesh)(_double)
+            running = mesh.submit(script=script, payloads=[{"x": x, "gate": str(gate)} for x in range(4)])
+            until(lambda: mesh.status(running)["counts"]["running"] == 2, 20.0)
+            disk.fill()
+
+            with pytest.raises(JournalError, match="no room for the database of jobs .*: the disk is full; free some space"):
+                mesh.submit(script=script, payloads=[{"x": "y" * 200_000} for _ in range(20)])
+            gate.touch()
+            assert list(double.map(range(100))) == [2 * number for number in range(100)]
+            assert [job["id"] for job in mesh.jobs()] == [running]
+            assert coordinator.process.poll() is None
+
+            disk.free()
+
+            assert [task["result"] for task in mesh.wait(running, 30.0)["tasks"]] == [0, 2, 4, 6]
+            after = mesh.submit(script=script, payloads=[{"x": 5}])
+            assert [task["result"] for task in mesh.wait(after, 30.0)["tasks"]] == [10]
+        coordinator.kill()
+        with contextlib.closing(sqlite3.connect(str(path))) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def _double(number: int) -> int:
+    return 2 * number
+
+
+def test_a_database_that_cannot_be_used_is_one_line_and_stays_as_it_is(programs: Programs, tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    path.write_bytes(b"my notes, and no database\n" * 10)
+
+    for words in (("serve", "--port", "0", "--db", str(path)), ("jobs", "--db", str(path))):
+        program = programs.gpumesh(*words)
+        assert program.wait() == 1
+        (line,) = [line for line in program.output.splitlines() if "jobs.db" in line]
+        assert "is not a database of jobs, or is damaged; nothing was changed in it; name another one with --db" in line
+        assert "Traceback" not in program.output
+    assert path.read_bytes() == b"my notes, and no database\n" * 10
+
+
+def test_two_coordinators_do_not_share_a_database(programs: Programs, tmp_path: Path) -> None:
+    path = str(tmp_path / "jobs.db")
+    first, _ = programs.serve("--db", path, "--no-self-worker")
+
+    second = programs.gpumesh("serve", "--port", "0", "--db", path, "--no-self-worker")
+
+    assert second.wait() == 1
+    assert f"is in use by another coordinator (process {first.process.pid}); stop that one" in second.output
+    first.interrupt()
+    assert first.wait() == 0
+    programs.serve("--db", path, "--no-self-worker")

@@ -19,7 +19,7 @@ from gpumesh.errors import JournalError
 from gpumesh.journal import files, opening, schema
 from gpumesh.journal.sqlite import SqliteJournal, default_db_path, open_reader
 from tests.support.journals import Answers, Turns, done
-from tests.unit.journal.conftest import SmallDisk
+from tests.support.small_disk import SmallDisk
 
 Opened = Callable[..., Answers]
 

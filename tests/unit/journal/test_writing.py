@@ -15,7 +15,7 @@ from gpumesh.journal.base import EventRecord
 from gpumesh.journal.memory import MemoryJournal
 from gpumesh.journal.sqlite import SqliteJournal, open_reader
 from tests.support.journals import Answers, Turns, done, new_job
-from tests.unit.journal.conftest import SmallDisk
+from tests.support.small_disk import SmallDisk
 
 Opened = Callable[..., Answers]
 DIGEST = b"d" * 16
