@@ -7,7 +7,7 @@ import pytest
 from tests.support.virtual_sessions import World
 
 STEPS = 400
-SEEDS = range(60)
+SEEDS = range(40)
 
 
 @pytest.mark.parametrize("knows_workers", [True, False], ids=["a journal", "no journal"])
