@@ -28,19 +28,9 @@ def print_jobs(found: Sequence[Mapping[str, Any]]) -> None:
         table.add_column(column, overflow="fold")
     for job in found:
         table.add_row(
-            str(job["id"]), str(job["name"]), state_of(job), describe_counts(job["counts"]), _moment(job.get("submitted"))
+            str(job["id"]), str(job["name"]), str(job["state"]), describe_counts(job["counts"]), _moment(job.get("submitted"))
         )
     console.print(table)
-
-
-def state_of(job: Mapping[str, Any]) -> str:
-    """One word for where a job stands."""
-    if job.get("state"):
-        return str(job["state"])
-    counts = job["counts"]
-    if not job["finished"]:
-        return "running" if counts.get("running") else "waiting"
-    return "failed" if counts.get("failed") else "cancelled" if counts.get("cancelled") else "done"
 
 
 def print_job(found: Mapping[str, Any], *, everything: bool) -> None:
@@ -51,11 +41,13 @@ def print_job(found: Mapping[str, Any], *, everything: bool) -> None:
     console = Console()
     tasks: List[Dict[str, Any]] = list(found["tasks"])
     console.print(
-        f"{found['id']} {found['name']}: {state_of(found)}, {describe_counts(found['counts'])}, submitted "
+        f"{found['id']} {found['name']}: {found['state']}, {describe_counts(found['counts'])}, submitted "
         f"{_moment(found.get('submitted'))}",
         highlight=False,
         markup=False,
     )
+    for notice in found.get("notices") or ():
+        console.print(f"  {notice}", highlight=False, markup=False)
     shown = tasks if everything else [task for task in tasks if task["status"] in ("running", "failed")]
     more = 0 if everything else max(0, len(shown) - TASKS_SHOWN)
     if not everything:
@@ -83,7 +75,8 @@ def print_mesh(found: Mapping[str, Any]) -> None:
     slots = sum(int(worker.get("slots") or 0) for worker in alive)
     waiting = sum(int(each["count"]) for each in found["waiting"])
     console.print(
-        f"The mesh at {found['url']}: {len(alive)} workers{away} with {slots} slots; {running} tasks run, {waiting} wait",
+        f"The mesh at {found['url']}: {_count(len(alive), 'worker')}{away} with {_count(slots, 'slot')}; "
+        f"{_count(running, 'running task')}, {waiting} waiting",
         highlight=False,
         markup=False,
     )
@@ -91,6 +84,10 @@ def print_mesh(found: Mapping[str, Any]) -> None:
         print_jobs(found["jobs"])
     else:
         console.print("No job is under way; `gpumesh jobs` lists those that have ended", highlight=False)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def error_line(task: Mapping[str, Any]) -> str:

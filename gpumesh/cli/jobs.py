@@ -65,23 +65,25 @@ def status(
     token_file: Optional[str] = TOKEN_FILE,
     wait: bool = typer.Option(False, "--wait", help="Show progress until the job has ended, as `submit --wait` does."),
     everything: bool = typer.Option(False, "--all", help="Show every task, not only those that run or have failed."),
+    database: Optional[str] = DATABASE,
     as_json: bool = AS_JSON,
 ) -> None:
     """Show how far a job is; without one, the mesh: its workers, and jobs that have not ended."""
     from gpumesh.cli import job_views
 
     if job is None:
-        if wait or everything:
-            raise typer.BadParameter("--wait and --all are about a job; name one")
+        if wait or everything or database is not None:
+            raise typer.BadParameter("--wait, --all and --db are about a job; name one")
         _mesh_status(url, token, token_file, as_json=as_json)
         return
     if wait:
+        if database is not None:
+            raise typer.BadParameter("a database alone does not go on; give --wait or --db")
         from gpumesh.cli.waiting import wait_for_job
 
         with connected_mesh(url, token, token_file, log_level=logging.WARNING) as mesh:
             raise typer.Exit(wait_for_job(mesh, job))
-    with connected_mesh(url, token, token_file) as mesh:
-        found = mesh.status(job)
+    found = _job(job, url, token, token_file, database)
     if as_json:
         print_json(found)
     else:
@@ -198,6 +200,7 @@ def results(
     format_name: Optional[str] = typer.Option(
         None, "--format", metavar="json|csv|parquet", help="By default what the output's name ends in, else json."
     ),
+    database: Optional[str] = DATABASE,
     output: Optional[str] = typer.Option(None, "--output", "-o", metavar="FILE", help="Write there, not to standard output."),
 ) -> None:
     """Show or save what a job's tasks have returned, each with its payload; of those that have not ended, only that.
@@ -210,8 +213,7 @@ def results(
     wanted = forms.format_of(format_name, output)
     if wanted == "parquet" and output is None:
         raise ValueError("Parquet is not for a terminal; name a file with --output FILE")
-    with connected_mesh(url, token, token_file) as mesh:
-        found = mesh.status(job)
+    found = _job(job, url, token, token_file, database)
     tasks: List[Dict[str, Any]] = found["tasks"]
     if output is not None:
         forms.write_results(tasks, wanted, output)
@@ -222,6 +224,18 @@ def results(
         typer.echo(f"gpumesh: {missing} of {len(tasks)} tasks have not ended yet", err=True)
     elif output is not None:
         typer.echo(f"gpumesh: {output}: {len(tasks)} tasks", err=True)
+
+
+def _job(
+    job: str, url: Optional[str], token: Optional[str], token_file: Optional[str], database: Optional[str]
+) -> Dict[str, Any]:
+    """A job with its tasks, from the coordinator or from a database."""
+    if database is not None:
+        from gpumesh.cli.database import read_job
+
+        return read_job(database, job)
+    with connected_mesh(url, token, token_file) as mesh:
+        return mesh.status(job)
 
 
 # --- changing

@@ -185,7 +185,7 @@ def test_a_job_that_does_not_exist_is_one_line(command: str, mesh: Programs) -> 
 
 
 def test_the_status_of_the_mesh_names_its_workers_and_unfinished_jobs(mesh: Programs) -> None:
-    assert "1 workers with 2 slots" in said(mesh.gpumesh("status"))
+    assert "1 worker with 2 slots; 0 running tasks, 0 waiting" in said(mesh.gpumesh("status"))
     found = json.loads(said(mesh.gpumesh("status", "--json")))
     assert len(found["workers"]) == 1
     assert found["jobs"] == []
@@ -215,6 +215,8 @@ def test_a_job_goes_on_after_the_coordinator_was_killed_and_started_again(
     coordinator.wait()
     on_disk = json.loads(said(programs.gpumesh("jobs", "--db", str(tmp_path / "jobs.db"), "--json")))
     assert [(one["id"], one["finished"], one["total"]) for one in on_disk] == [(job, False, 4)]
+    tasks = json.loads(said(programs.gpumesh("results", job[:5], "--db", str(tmp_path / "jobs.db"))).partition("gpumesh: ")[0])
+    assert [(task["status"], task["payload"]["x"]) for task in tasks] == [("pending", x) for x in range(4)]
     programs.gpumesh("serve", *place).wait_for("serving at")
     (tmp_path / "gate").touch()
 
