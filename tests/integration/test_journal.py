@@ -106,6 +106,8 @@ def test_what_was_acknowledged_survives_kills_at_any_moment(tmp_path: Path, mode
         with contextlib.closing(open_reader(str(path))) as reader:
             there = {job.id: job for job in reader.jobs(1_000_000)}
             for name, (first, size) in jobs.items():
+                if generation < 8 and not name.startswith(f"j-{generation}-"):
+                    continue  # Looked at before, and at the end again.
                 if mode == "prune" and size == 10 and (name not in there or there[name].finished):
                     continue  # Deleted because of its age, or on its way.
                 assert name in there

@@ -139,23 +139,32 @@ def test_a_coordinator_that_is_just_ending_is_waited_for(opened: Opened) -> None
     assert opened().journal.generation == 2
 
 
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_does_not_keep_the_database(opened: Opened) -> None:
-    answers = opened()
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(writing)
-        os.read(reading, 1)
-        os._exit(0)
-    try:
-        answers.journal.close()
+FORKED = """
+import os, sys
+from gpumesh.journal.sqlite import SqliteJournal
+
+journal = SqliteJournal(sys.argv[1], call_soon=print)
+child = os.fork()
+if not child:
+    os.read(0, 1)
+    os._exit(0)
+print(child, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_forked_child_does_not_keep_the_database(opened: Opened, path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", FORKED, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        child = int(program.stdout.readline())
+        program.wait(20)
+
         assert opened().journal.generation == 2
-    finally:
-        os.close(writing)
-        os.close(reading)
-        os.waitpid(child, 0)
+        os.kill(child, 0)  # It lives, and waits for its input to end.
+        program.stdin.close()
 
 
 @pytest.mark.parametrize(
