@@ -57,6 +57,7 @@ class Chaos:
         self._start = time.monotonic()
         self.before: Dict[str, Dict[str, float]] = {}
         self.after: Dict[str, Dict[str, float]] = {}
+        self.failed_starts = 0  # Of workers, as a supervisor sees them.
         self.runs = 0  # Of tasks that leave marks and may run again.
         self.runs_after_the_end = 0
 
@@ -165,7 +166,10 @@ class Chaos:
     def _look_after_programs(self) -> None:
         for program in [self._mesh.coordinator, *self._mesh.workers]:
             status = program.why_over()
-            if status is not None:
+            if status == 1 and program in self._mesh.workers and "joined the mesh" not in program.said_last():
+                self.failed_starts += 1  # Its first call met a cut wire, and it cannot know what is there: it says so and ends.
+                program.start()
+            elif status is not None:
                 self._complain("died by itself", text=f"{program.name}, status {status}: {program.said()[-3000:]}")
                 program.start()
         for client in self._mesh.clients:
@@ -304,6 +308,7 @@ def _report(chaos: Chaos, seed: int, options: argparse.Namespace) -> None:
         kinds[violation["violation"]] = kinds.get(violation["violation"], 0) + 1
     totals = chaos.totals()
     print(f"faults: {len(chaos.faults.done)} ({chaos.faults.skipped} found nobody): {chaos.faults.counts()}")
+    print(f"workers that found no coordinator at their first call, and were started again: {chaos.failed_starts}")
     print(f"tasks: {totals}; {chaos.runs_after_the_end} of {chaos.runs} marked runs came after the task had ended once")
     print(f"violations: {kinds or 'none'}")
     print(f"seed {seed}: {'NOT WELL' if kinds else 'all is well'}", flush=True)
@@ -313,6 +318,7 @@ def _report(chaos: Chaos, seed: int, options: argparse.Namespace) -> None:
             "seconds": options.seconds,
             "faults": chaos.faults.counts(),
             "tasks": totals,
+            "failed_starts": chaos.failed_starts,
             "marked_runs": chaos.runs,
             "marked_runs_after_the_end": chaos.runs_after_the_end,
             "before": chaos.before,

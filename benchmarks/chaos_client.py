@@ -22,6 +22,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from benchmarks import chaos_tasks as tasks
 from gpumesh import GPUMesh, accelerate
 from gpumesh.errors import MeshError, TaskCancelledError, TaskTimeoutError, WorkerCrashedError
+from gpumesh.runtime import system
 
 Expected = Callable[[Any, Optional[BaseException]], bool]  # Whether a task may end with this value or error.
 
@@ -402,6 +403,7 @@ def _obey(client: Client, say: Callable[[Dict[str, Any]], None]) -> None:
         if is_held and client.settle():
             is_held = False
             gc.collect()
+            system.trim_memory()  # So that what is left is what is held, not what lies between.
             say({"idle": client.accounts.counts()})
         if now - told_at >= REPORT_SECONDS:
             told_at = now

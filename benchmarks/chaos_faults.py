@@ -57,6 +57,8 @@ class Faults:
             victim = self._do(fault, now)
             if victim:
                 self.done.append(Done(fault, victim, now, now + fault.seconds))
+                with open(self._mesh.folder / "faults.log", "a", encoding="utf-8") as log:
+                    log.write(f"{now:.2f} s: {fault}: {victim}\n")
             else:
                 self.skipped += 1
 

@@ -105,6 +105,10 @@ class Program:
         """All of it."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
+    def said_last(self) -> str:
+        """In its present or last life."""
+        return self.said().rpartition("--- started at ")[2]
+
 
 class Driver:
     """A client's program: takes orders, says lines of JSON."""
