@@ -6,7 +6,7 @@ those two: so it never tours all workers. Neither rule makes a task wait for som
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence, Tuple
+from typing import Iterable, Sequence, Tuple
 
 from gpumesh.config import ELSEWHERE_LEAST_SECONDS, ELSEWHERE_UNKNOWN_SECONDS
 from gpumesh.model.ids import WorkerId
@@ -31,7 +31,7 @@ class Confinement(NamedTuple):
 ANYWHERE = Confinement()
 
 
-def confinement(failed_on: Sequence[WorkerId], able: Mapping[Worker, object]) -> Confinement:
+def confinement(failed_on: Sequence[WorkerId], able: Iterable[Worker]) -> Confinement:
     """Where the next attempt is to be made.
 
     Args:
@@ -40,11 +40,11 @@ def confinement(failed_on: Sequence[WorkerId], able: Mapping[Worker, object]) ->
     """
     here = {worker.id: None for worker in able}
     known = tuple(ident for ident in failed_on if ident in here)
-    if not known or len(here) == len(known):
+    if not known:
         return ANYWHERE
     if len(failed_on) >= SUSPECTS:
         return Confinement(only=tuple(sorted(known)))
-    return Confinement(avoid=known)
+    return Confinement(avoid=known) if len(here) > len(known) else ANYWHERE
 
 
 def patience_seconds(spec: Spec, worker: Worker, strikes: int) -> float:

@@ -951,7 +951,9 @@ class Flow:
 
     def _confine(self, spec: Spec, failed_on: Sequence[WorkerId]) -> Spec:
         """The same spec for a task that has failed on these workers."""
-        confined = confinement(failed_on, spec.group.workers) if failed_on else ANYWHERE
+        if not failed_on:
+            return spec
+        confined = confinement(failed_on, [worker for worker in spec.group.workers if not worker.is_installing(spec.group)])
         if confined == ANYWHERE:
             return spec
         known = spec.client.confined

@@ -33,6 +33,7 @@ class Life:
         self.failures = 0  # Attempts of which it was told that they failed.
         self.due = 0.0  # Before that it is not to be tried again.
         self.failed_on: List[str] = []  # Workers that it has failed on in a way that may be its own fault.
+        self.stays_with: List[str] = []  # The first two of those that could take it when it failed, as long as one of them can.
 
 
 class Attempt:
@@ -122,9 +123,16 @@ class VirtualMesh:
     def handle(self, event: ev.Event) -> List[act.Action]:
         self.is_sound = False
         actions = self.cluster.handle(event, self.now)
+        for life in self.open.values():
+            if life.stays_with and not self._able(life.stays_with, life.spec):
+                life.stays_with = []
         self.perform(actions)
         self.is_sound = True
         return actions
+
+    def _able(self, idents: Sequence[str], spec: TaskSpec) -> List[str]:
+        found = [self.workers[ident] for ident in idents if ident in self.workers]
+        return [worker.id for worker in found if worker.takes and not lacks(worker.facts, spec.requirement)]
 
     def pass_time(self, seconds: float, *, looks: int = 100) -> None:
         """Time passes; the scheduler is called when it asked for it, the first `looks` times, and at the end."""
@@ -303,10 +311,7 @@ class VirtualMesh:
                 self.copies += 1
             assert not (spec.retries == 0 and life.has_started), "at most once"
             assert self.now >= life.due, "tried again too early"
-            if not spec.requirement.needs_gpu:  # Otherwise whoever has a card may not have one that will do.
-                suspects = [self.workers[ident] for ident in life.failed_on[:2] if ident in self.workers]
-                able = [other for other in suspects if other.takes and not lacks(other.facts, spec.requirement)]
-                assert len(life.failed_on) < 2 or not able or worker in able, "it tours the workers"
+            assert not life.stays_with or worker.id in life.stays_with, "it tours the workers"
             assert not any((task_id, number) in other.attempts for other in self.workers.values()), (
                 "an attempt number used twice"
             )
@@ -319,6 +324,8 @@ class VirtualMesh:
         life.failures += 1
         if action.status != Status.RETRYABLE and action.worker not in life.failed_on:
             life.failed_on.append(action.worker)
+        if len(life.failed_on) > 1 and not life.spec.requirement.needs_gpu:  # Who has a card may not have one that will do.
+            life.stays_with = self._able(life.failed_on[:2], life.spec)
         assert 0 < life.failures <= life.strikes, "told of failures that were none"
         if any(held.life is life for worker in self.workers.values() for held in worker.attempts.values()):
             return  # Another attempt goes on.
@@ -428,6 +435,9 @@ class VirtualMesh:
 
     def run_dry(self, facts: WorkerFacts) -> None:
         """With workers of such facts that can run everything, every open task ends."""
+        for worker in list(self.workers.values()):
+            if worker.facts.installing:
+                self.change_worker(worker.id, worker.facts._replace(installing=()))  # Each of these ends, in time.
         for ident in ("end1", "end2"):
             self.connect_worker(ident, facts._replace(hostname=ident))
         for _ in range(1000):

@@ -599,7 +599,7 @@ def assigned(actions: List[Any]) -> List[Tuple[str, TaskSpec, List[int]]]:
     return [(a.worker, a.spec, [t & 0xFFFFFFFF for t, _ in a.tasks]) for a in actions if isinstance(a, Assign)]
 
 
-def test_what_nobody_can_run_fails_in_time_also_before_something_that_was_cancelled(mesh: ClusterUnderTest) -> None:
+def test_what_nobody_can_run_fails_in_time_also_before_something_that_was_cancelled(mesh: Any) -> None:
     other = PLAIN._replace(name="other")
     mesh.submit(1)
     mesh.submit(1, other)
