@@ -174,6 +174,9 @@ class RunnerPool:
         self._folder = folder
         self._processes: Dict[int, _Process] = {}
         self._payloads: Dict[int, Any] = {}  # task id -> payload, until reported.
+        self._doubled: Dict[
+            int, int
+        ] = {}  # Task with several attempts here, as an earlier one is being ended -> how many more.
         self._holding: Set[int] = set()  # Those of them whose inputs lie in the store.
         self._packed_scripts: Set[int] = set()  # Those of them that are scripts and run in an environment.
         self._functions: Dict[bytes, Any] = {}
@@ -264,6 +267,8 @@ class RunnerPool:
         if is_holding:
             self._holding.update(task[0] for task in tasks)
         for task_id, _, payload in tasks:
+            if task_id in payloads:
+                self._doubled[task_id] = self._doubled.get(task_id, 0) + 1
             payloads[task_id] = payload
         if self._environments is not None and not self.local.is_draining:
             fields = self._specs[spec]
@@ -418,7 +423,12 @@ class RunnerPool:
 
     def _report(self, results: List[Tuple[int, int, int, Any, float]]) -> None:
         payloads = self._payloads
-        known = [result for result in results if payloads.pop(result[0], payloads) is not payloads]
+        if self._doubled:
+            known = [
+                result for result in results if self._halve(result[0]) or payloads.pop(result[0], payloads) is not payloads
+            ]
+        else:
+            known = [result for result in results if payloads.pop(result[0], payloads) is not payloads]
         if self._holding:
             for result in known:
                 if result[0] in self._holding:
@@ -428,6 +438,13 @@ class RunnerPool:
             self._packed_scripts.difference_update(result[0] for result in known)
         if known:
             self._owner.on_results(known)
+
+    def _halve(self, task_id: int) -> bool:
+        """Whether one of several attempts at a task has ended, and another is still here."""
+        more = self._doubled.pop(task_id, 0)
+        if more > 1:
+            self._doubled[task_id] = more - 1
+        return more > 0
 
     def _feed(self, action: local.Feed) -> None:
         process = self._processes[action.runner]
@@ -452,8 +469,7 @@ class RunnerPool:
             for task, _ in action.tasks:
                 if task in self._holding:
                     self._owner.on_feeding(action.runner, task, payloads[task])
-        # A payload that is gone belongs to an abandoned session; its task is killed and nobody hears of it.
-        process.link.send(RunTasks(spec, [(task, attempt, payloads.get(task, b"")) for task, attempt in action.tasks]))
+        process.link.send(RunTasks(spec, [(task, attempt, payloads[task]) for task, attempt in action.tasks]))
 
     def _inspect(self, ident: int) -> None:
         page = self._processes[ident].page

@@ -270,10 +270,6 @@ class Leases:
         """The coordinator wants these back; with `kill` also those that run, with `force` at once."""
         return self._each(lambda pool: pool.on_recalled(tasks, kill=kill, now=now, force=force), now)
 
-    def abandon(self, now: float) -> List[Any]:
-        """Forget every attempt that is here, and end what runs: nobody is left to hear of it."""
-        return self._each(lambda pool: pool.abandon(), now)
-
     def retire(self, environment: int, now: float) -> List[Any]:
         """Nothing has run in this environment for long: its idle runners end."""
         return self._each(lambda pool: pool.retire(environment), now)

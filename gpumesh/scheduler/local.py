@@ -326,7 +326,7 @@ class LocalPool:
         """A runner sent results of the tasks at the head of its feed, in order."""
         runner = self._runners.get(ident)
         if runner is None or runner.state is RunnerState.ENDING:
-            return []  # Ending with tasks: they were abandoned.
+            return []
         actions: List[Any] = []
         fed = runner.fed
         report: Any = results
@@ -431,21 +431,6 @@ class LocalPool:
                             if number == runner.interrupted:
                                 runner.kill_at = now
                         self._check_at(runner, now)
-        return actions
-
-    def abandon(self) -> List[Any]:
-        """Forget every attempt that is here, and end what runs: nobody is left to hear of it."""
-        actions: List[Any] = []
-        self._queue.clear()
-        self._unwanted.clear()
-        self._forced.clear()
-        self._asked_back.clear()
-        for runner in self._runners.values():
-            if runner.state is RunnerState.BUSY:
-                runner.state = RunnerState.ENDING
-                runner.fed.clear()
-                runner.check_at = 0.0
-                actions.append(Kill(runner.ident))
         return actions
 
     def retire(self, environment: int) -> List[Any]:

@@ -95,18 +95,28 @@ class Pool(PoolOwner):
 
         return self._thread.call(call, timeout=10)
 
-    def run(self, function: Any, *args: Any, cards: Tuple[str, ...] = (), ordinal: int = 0, **options: Any) -> int:
-        """Send one attempt; its number."""
+    def run(
+        self,
+        function: Any,
+        *args: Any,
+        cards: Tuple[str, ...] = (),
+        ordinal: int = 0,
+        attempt: int = 1,
+        task: int = 0,
+        **options: Any,
+    ) -> int:
+        """Send one attempt at a task, a new one if not said otherwise; its number."""
         exported = self._exporter.export(function)
         need = options.pop("need", ONE if cards else ANYTHING)
         spec = TaskSpec(exported.digest, exported.name, need, **options)
         payload = values.dumps_call(args, {}, what="arguments")
-        task, self._next = self._next, self._next + 1
+        if not task:
+            task, self._next = self._next, self._next + 1
 
         def send() -> None:
             self.pool.define_function(exported.digest, exported.body)
             number = self.pool.define_spec(tuple(spec), cores=need.cores, timeout=spec.timeout)
-            self.pool.run(number, [(task, 1, payload)], cards=cards, ordinal=ordinal)
+            self.pool.run(number, [(task, attempt, payload)], cards=cards, ordinal=ordinal)
 
         self.on_loop(send)
         return task
@@ -306,14 +316,17 @@ def test_a_draining_pool_ends_what_runs_on_cards(pool: Pool) -> None:
     assert pool.on_loop(lambda: pool.pool.is_idle)
 
 
-def test_a_lost_coordinator_ends_what_runs_on_cards(pool: Pool) -> None:
+def test_a_further_attempt_beside_one_that_is_being_ended_is_told_as_well(pool: Pool) -> None:
     held = pool.run(hold, str(pool.folder), "held", cards=A)
     pool.started("held")
+    assert pool.on_loop(pool.pool.held)[0][1:] == (A, 0, [(held, 1)])
 
-    pool.on_loop(pool.pool.abandon)
+    pool.on_loop(lambda: pool.pool.recall([(held, 1)], kill=True))
+    pool.run(place, cards=B, task=held, attempt=2)
 
-    assert pool.do(place, cards=A)[0] == "GPU-a"
-    assert held not in pool.reports
+    until(lambda: len(pool.reports.get(held, ())) == 2, 20)
+    assert sorted(status for status, _ in pool.reports[held]) == [Status.OK, Status.CANCELLED]
+    assert pool.on_loop(pool.pool.held) == []
 
 
 def test_those_who_hold_cards_are_told(pool: Pool) -> None:

@@ -83,7 +83,7 @@ class LeasesMachine(RuleBasedStateMachine):
 
     # --- what the brain orders
 
-    def perform(self, actions: List[Any], *, ends_all: bool = False) -> None:
+    def perform(self, actions: List[Any]) -> None:
         for action in actions:
             if isinstance(action, local.StartRunner):
                 assert action.runner not in self.processes
@@ -112,7 +112,7 @@ class LeasesMachine(RuleBasedStateMachine):
             elif isinstance(action, local.Kill):
                 process = self.processes[action.runner]
                 is_busy = bool(process.inbox) or process.current is not None
-                assert not is_busy or process.interrupt or ends_all, "a busy process was ended for another's sake"
+                assert not is_busy or process.interrupt, "a busy process was ended for another's sake"
                 process.doomed = True
             elif isinstance(action, local.Inspect):
                 process = self.processes[action.runner]
@@ -175,14 +175,6 @@ class LeasesMachine(RuleBasedStateMachine):
         if waiting:
             wanted = data.draw(st.lists(st.sampled_from(waiting), min_size=1, max_size=4, unique=True))
             self.perform(self.leases.on_recalled([(task, 1) for task in wanted], kill=kill, now=self.now))
-
-    @rule()
-    def abandon(self) -> None:
-        self.perform(self.leases.abandon(self.now), ends_all=True)
-        assert self.leases.is_idle
-        for task_id in self.lease_of:
-            if task_id not in self.reports:
-                self.report(task_id, -2)
 
     # --- what the owner does
 

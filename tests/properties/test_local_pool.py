@@ -13,7 +13,6 @@ from gpumesh.config import CANCEL_GRACE_SECONDS, REVOKE_SETTLE_SECONDS
 from gpumesh.model.outcomes import Status
 from gpumesh.scheduler import local
 
-ABANDONED = -1  # In place of a status.
 FAILED = -2  # With its environment.
 KINDS = {0: (2, 0), 1: (2, 0), 2: (4, 0), 3: (2, 1), 4: (2, 2), 5: (4, 1)}  # Spec: threads and environment of its process.
 
@@ -212,13 +211,6 @@ class LocalPoolMachine(RuleBasedStateMachine):
     @rule(environment=st.integers(1, 2))
     def retire(self, environment: int) -> None:
         self.perform(self.pool.retire(environment))
-
-    @rule()
-    def abandon(self) -> None:
-        self.perform(self.pool.abandon())
-        assert self.pool.is_idle
-        for task in self.arrived:
-            self.reports.setdefault(task, ABANDONED)
 
     @rule(running=st.booleans())
     def hand_back(self, running: bool) -> None:

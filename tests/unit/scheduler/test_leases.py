@@ -388,16 +388,6 @@ def test_draining_gives_back_what_waits_and_takes_nothing_new(worker: LeasesUnde
     assert worker.leases.is_idle
 
 
-def test_a_lost_coordinator_ends_what_runs_and_keeps_idle_processes(worker: LeasesUnderTest) -> None:
-    worker.run(A, ONE, 1)
-    worker.arrive(B, ONE, 2, 3)
-    worker.ready(11)
-
-    assert worker.leases.abandon(worker.now) == [Kill(11)]
-    assert worker.down(11) == []
-    assert worker.arrive(A, ONE, 4) == [feed(10, ONE, 4)]
-
-
 @pytest.mark.parametrize("cards", [None, frozenset(A)])
 def test_the_owner_gets_a_card_back_with_all_its_memory(worker: LeasesUnderTest, cards: Optional[FrozenSet[str]]) -> None:
     worker.run(A, ONE, 1)
