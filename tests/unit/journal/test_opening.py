@@ -129,7 +129,7 @@ def test_a_second_coordinator_is_refused_whatever_it_calls_the_file(opened: Open
 
     first.submit("j-1111", [b"1"])
     first.journal.close()
-    assert [job.id for job in opened().journal.reader().jobs()] == ["j-1111"]
+    assert opened().read(lambda reader: [job.id for job in reader.jobs()]) == ["j-1111"]
 
 
 def test_a_coordinator_that_is_just_ending_is_waited_for(opened: Opened) -> None:
