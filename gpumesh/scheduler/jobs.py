@@ -147,9 +147,12 @@ class JobBook:
             if limit <= 0 or limit < min(own // 4, len(job.fed)):
                 continue  # Few large pages rather than many small ones.
             room -= limit
-            self._reserved += limit
             job.is_reading = True
             del self._hungry[job]
+            limit += sum(
+                row > job.cursor for row in job.fed
+            )  # Those stand in the way, where a reading began at the front again.
+            self._reserved += limit
             pages.append(Wanted(job.id, job.cursor, limit, share_bytes, job.turn))
         return pages
 
