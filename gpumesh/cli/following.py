@@ -31,8 +31,8 @@ class Patience:
         """
         try:
             return question()
-        except MeshUnavailableError as error:
-            typer.echo(f"gpumesh: {error}; looking for it for {self._seconds:g} s", err=True)
+        except MeshUnavailableError:
+            typer.echo(f"gpumesh: lost the coordinator; looking for it for {self._seconds:g} s", err=True)
         give_up_at = time.monotonic() + self._seconds
         while True:
             time.sleep(EVENT_POLL_SECONDS)

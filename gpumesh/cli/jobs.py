@@ -247,7 +247,7 @@ def cancel(
     """End a job: what waits never starts, what runs is interrupted, and killed where it does not end then. Results stay."""
     with connected_mesh(url, token, token_file) as mesh:
         count = mesh.cancel(job)
-    _print_ended(job, count, "cancelled")
+    _print_ended(job, count)
 
 
 def kill(
@@ -263,13 +263,13 @@ def kill(
             running = mesh.status(job, tasks=False)["counts"]["running"]
             typer.confirm(f"Kill job {job} ({running} tasks run)?", abort=True, err=True)
         count = mesh.cancel(job, force=True)
-    _print_ended(job, count, "killed")
+    _print_ended(job, count)
 
 
-def _print_ended(job: str, count: int, how: str) -> None:
+def _print_ended(job: str, count: int) -> None:
     if count:
         tasks = "1 task" if count == 1 else f"{count} tasks"
-        typer.echo(f"gpumesh: {tasks} of job {job} {how}; `gpumesh retry {job}` takes them up again")
+        typer.echo(f"gpumesh: {tasks} of job {job} ended without a result; `gpumesh retry {job}` takes them up again")
     else:
         typer.echo(f"gpumesh: job {job} had ended before")
 

@@ -44,9 +44,9 @@ def wait_for_job(mesh: GPUMesh, job: str) -> int:
     except MeshUnavailableError as error:
         paint.close()
         raise MeshUnavailableError(
-            f"{error}; the job is in the coordinator's database and goes on when that is started again: "
-            f"`gpumesh status {job} --wait`"
-        ) from None
+            f"lost the coordinator at {mesh.url}, and it did not come back; job {job} is in its database and goes on when it is started "
+            f"again: `gpumesh status {job} --wait` follows it then"
+        ) from error
     paint.close()
     return say_how_it_ended(ended)
 

@@ -307,18 +307,20 @@ class GPUMesh:
         timeout: Optional[float] = None,
         *,
         on_progress: Optional[Callable[[Dict[str, Any]], None]] = None,
+        tasks: bool = True,
     ) -> Dict[str, Any]:
         """Wait until a job has finished, however that went; returns its `status`. Survives a restart of the coordinator.
 
         Args:
             timeout: Seconds.
             on_progress: Called with the status without tasks, at once and whenever it has changed.
+            tasks: Tell of each task in the end; a million of them take a minute.
 
         Raises:
             TimeoutError: It has not finished in time.
             UnknownJobError: There is none. MeshUnavailableError: The coordinator was lost for good.
         """
-        return self._open_jobs().wait(job_id, timeout, on_progress)
+        return self._open_jobs().wait(job_id, timeout, on_progress, tasks=tasks)
 
     def cancel(self, job_id: str, *, force: bool = False) -> int:
         """End a job: nothing more of it starts, and what runs is interrupted, then killed. Returns how many tasks that concerns.
@@ -486,7 +488,7 @@ class GPUMesh:
     def events(self, since: int = 0) -> List[Dict[str, Any]]:
         """What has happened to the mesh, oldest first: the last 1000 events, those before a restart of its coordinator included.
 
-        Each has `number` (1, 2, ...), `time` (the coordinator's wall clock in UTC, ISO 8601), `kind` ("started", "joined", "returned",
+        Each has `number` (growing), `time` (the coordinator's wall clock in UTC, ISO 8601), `kind` ("started", "joined", "returned",
         "away", "left", "died", "retry", "paused", "unwell", "resumed", "spilled", "refused", "accepted", "finished", "cancelled"), `text` for
         people, and where they are known `worker`, `task`, `client` and `job`. Of a flood of one kind only some are told.
 

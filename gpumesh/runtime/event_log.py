@@ -1,7 +1,7 @@
 """What has happened to a mesh, for people: kept in memory, handed on to the journal, bounded in both. Decides nothing.
 
-An event is a dict: `number` (1, 2, ... without gaps, also after a restart where a journal remembers), `time` (the coordinator's wall
-clock, ISO 8601 in UTC; nothing is decided by it), `kind`, `text`, and where they are known `worker`, `task`, `client` and `job`.
+An event is a dict: `number` (1, 2, ...; after a restart they go on further up), `time` (the coordinator's wall clock, ISO 8601 in UTC;
+nothing is decided by it), `kind`, `text`, and where they are known `worker`, `task`, `client` and `job`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class EventLog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._events: Deque[Event] = deque(map(_as_event, earlier), maxlen=EVENTS_KEPT)
-        self._newest: int = self._events[-1]["number"] if self._events else 0
+        # What came last before a restart may not have reached the journal, and somebody may have been told of it: no number twice.
+        self._newest: int = self._events[-1]["number"] + EVENTS_KEPT if self._events else 0
         self._keep = keep
         self._wall = wall
         self._clock = clock

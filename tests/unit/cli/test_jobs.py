@@ -43,6 +43,8 @@ def job(*tasks: Dict[str, Any]) -> Dict[str, Any]:
 class Waited:
     """Stands in for a mesh: tells these states of a job one after the other, and may then raise."""
 
+    url = "http://host:1"
+
     def __init__(self, *states: Dict[str, Any], error: Optional[BaseException] = None) -> None:
         self._states = states
         self._error = error
@@ -100,7 +102,7 @@ def test_ctrl_c_says_how_to_follow_and_how_to_cancel(capsys: pytest.CaptureFixtu
 def test_a_coordinator_that_does_not_come_back_is_an_error_that_says_where_the_job_is() -> None:
     mesh: Any = Waited(job(task(0, "running")), error=MeshUnavailableError("nobody answers"))
 
-    with pytest.raises(MeshUnavailableError, match=f"nobody answers; .*gpumesh status {JOB} --wait"):
+    with pytest.raises(MeshUnavailableError, match=f"http://host:1, .*gpumesh status {JOB} --wait"):
         waiting.wait_for_job(mesh, JOB)
 
 
@@ -128,7 +130,7 @@ def test_a_question_is_asked_until_the_coordinator_is_back(capsys: pytest.Captur
 
     assert Patience(60.0).ask(question) == 7
     assert capsys.readouterr().err.splitlines() == [
-        "gpumesh: it is gone; looking for it for 60 s",
+        "gpumesh: lost the coordinator; looking for it for 60 s",
         "gpumesh: the coordinator is back",
     ]
 

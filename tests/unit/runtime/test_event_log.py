@@ -52,7 +52,7 @@ def test_who_asks_with_a_number_of_an_earlier_coordinator_is_told_everything() -
     assert [event["number"] for event in told.log.since(17)] == [1]
 
 
-def test_numbers_and_events_go_on_after_a_restart() -> None:
+def test_events_stay_and_numbers_go_on_after_a_restart() -> None:
     before = Told()
     before.log.note("joined", "one", worker="w1", job="j-1")
     before.log.note("left", "two")
@@ -60,9 +60,21 @@ def test_numbers_and_events_go_on_after_a_restart() -> None:
     after = Told(before.kept)
     after.log.note("started", "three")
 
-    assert [(event["number"], event["text"]) for event in after.events] == [(1, "one"), (2, "two"), (3, "three")]
+    assert [event["text"] for event in after.events] == ["one", "two", "three"]
     assert after.events[:2] == before.events
-    assert [record.number for record in after.kept] == [3]
+    assert after.log.since(2) == after.events[2:]
+    assert [record.number for record in after.kept] == [after.events[2]["number"]]
+
+
+def test_who_was_told_what_did_not_reach_the_disk_is_told_what_comes_after_a_restart() -> None:
+    before = Told()
+    for number in range(EVENT_BURST):
+        before.log.note("retry", str(number))
+
+    after = Told(before.kept[:1])
+    after.log.note("started", "again")
+
+    assert [event["text"] for event in after.log.since(EVENT_BURST)] == ["again"]
 
 
 def test_a_flood_of_one_kind_is_thinned_out_and_counted_and_hides_no_other() -> None:
