@@ -180,7 +180,7 @@ class JobClient:
         return rows
 
     def wait(
-        self, job: str, timeout: Optional[float], on_progress: Optional[Callable[[Dict[str, Any]], None]]
+        self, job: str, timeout: Optional[float], on_progress: Optional[Callable[[Dict[str, Any]], None]], *, tasks: bool
     ) -> Dict[str, Any]:
         """See `GPUMesh.wait`."""
         ident = _checked(job)
@@ -195,7 +195,7 @@ class JobClient:
                 if on_progress is not None:
                     on_progress(_shown(view))
             if view["finished"]:
-                return self.status(ident, tasks=True)
+                return self.status(ident, tasks=tasks)
 
     def _news(self, job: str, seen: int, deadline: Optional[float]) -> Optional[Dict[str, Any]]:
         """How the job is, as soon as that is something else than was seen; None when it is too late."""

@@ -153,5 +153,7 @@ def task_end(
 
 def attempt_view(worker: str, hostname: str, status: int, details: Dict[str, Any], seconds: float = 0.0) -> Dict[str, Any]:
     """One attempt for people: `worker`, `hostname`, `status` ("ok", "raised", "crashed", ...), `seconds`, and what is known of a failure."""
+    if worker.endswith(")"):
+        worker = worker.rpartition("(")[2][:-1]  # Elsewhere it is "host (id)".
     told = {name: value for name, value in details.items() if name not in ("worker", "hostname", "status", "attempts")}
     return {"worker": worker, "hostname": hostname, "status": Status(status).name.lower(), "seconds": seconds, **told}

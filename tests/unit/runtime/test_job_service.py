@@ -419,7 +419,9 @@ def test_an_end_is_acknowledged_when_it_is_kept(site: Site) -> None:
 def test_a_job_tells_of_its_tasks(site: Site) -> None:
     site.submit(3)
     site.mesh.executing = {2: ("w2", 1, 3.5)}
-    site.mesh.attempts[1] = [{"worker": "w9", "hostname": "old", "status": int(Status.CRASHED), "reason": "killed", "exit": -9}]
+    site.mesh.attempts[1] = [
+        {"worker": "old (w9)", "hostname": "old", "status": int(Status.CRASHED), "reason": "killed", "exit": -9}
+    ]
     site.end(1, payload=b"[1, 2]")
     site.mesh.attempts[3] = site.mesh.attempts.pop(1)
 
