@@ -9,7 +9,7 @@ import socket
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple
 
 from gpumesh.config import KEEP_JOBS_DAYS, RUNNER_RESTART_DELAYS_SECONDS, WORKER_TTL_SECONDS
-from gpumesh.errors import MeshError
+from gpumesh.errors import JournalError, MeshError
 from gpumesh.network.address import Address, parse_address
 from gpumesh.network.tcp import listen
 
@@ -59,8 +59,16 @@ def run_coordinator(
     async def serve() -> None:
         loop = asyncio.get_running_loop()
         path = default_db_path(bound) if db is None else db
-        journal = SqliteJournal(path, call_soon=loop.call_soon_threadsafe, keep_days=keep_days)
-        coordinator = Coordinator(token=token, mesh=journal.mesh_id, journal=journal, worker_ttl=worker_ttl)
+        try:
+            journal = SqliteJournal(path, call_soon=loop.call_soon_threadsafe, keep_days=keep_days)
+            try:
+                coordinator = Coordinator(token=token, mesh=journal.mesh_id, journal=journal, worker_ttl=worker_ttl)
+            except JournalError:
+                journal.close()
+                raise
+        except JournalError:
+            listener.close()
+            raise
         await coordinator.start(listener)
         over: asyncio.Future[None] = loop.create_future()
 

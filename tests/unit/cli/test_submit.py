@@ -89,7 +89,14 @@ def test_bad_input_is_one_line_and_nobody_is_asked(
         (("results", "j-4k7mw2qx", "--format", "xml"), 1, "there is no format 'xml'"),
         (("results", "j-4k7mw2qx", "--format", "parquet"), 1, "--output FILE"),
         (("jobs", "--db", "{}/nowhere.db"), 1, "nowhere.db"),
+        (("jobs", "--db", "{}/ok.py"), 1, "ok.py"),
+        (("jobs", "--db", "{}"), 1, "database"),
+        (("status", "j-4k7mw2qx", "--db", "{}/ok.py"), 1, "ok.py"),
+        (("serve", "--port", "0", "--db", "{}/ok.py"), 1, "ok.py is not a database of jobs"),
+        (("serve", "--port", "0", "--db", "{}"), 1, "is not a file"),
         (("status", "--wait"), 2, "name one"),
+        (("status", "--db", "{}/ok.py"), 2, "name one"),
+        (("status", "j-4k7mw2qx", "--db", "{}/ok.py", "--wait"), 2, "--wait or --db"),
         (("logs", "j-4k7mw2qx", "-1"), 2, "-1"),
         (("submit", "{}/ok.py", "--retries", "-1"), 2, "--retries"),
         (("submit", "{}/ok.py", "--tag", "lab"), 2, "lab"),
@@ -100,12 +107,16 @@ def test_what_makes_no_sense_is_refused_before_anybody_is_asked(
     command: Tuple[str, ...], code: int, words: str, tmp_path: Path, nobody: socket.socket, run: Callable[..., Answer]
 ) -> None:
     (tmp_path / "ok.py").write_text("print(1)")
+    before = sorted(tmp_path.iterdir())
 
     found, out, err = run(*(word.format(tmp_path) for word in command))
 
     assert (found, out) == (code, "")
     assert words in err
     assert "Traceback" not in err
+    assert code == 2 or err.count("\n") == 1
+    assert (tmp_path / "ok.py").read_text() == "print(1)"
+    assert [path for path in sorted(tmp_path.iterdir()) if path.name not in ("config", "ok.py.lock")] == before
     assert not was_asked(nobody)
 
 
