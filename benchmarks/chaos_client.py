@@ -372,10 +372,13 @@ def main() -> None:
     """Obey until the end."""
     settings = json.loads(sys.argv[1])
     lock = threading.Lock()
+    words = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # Where what tasks print comes out, and notices.
 
     def say(what: Dict[str, Any]) -> None:
         with lock:
-            print(json.dumps(what), flush=True)
+            words.write(json.dumps(what) + "\n")
+            words.flush()
 
     with GPUMesh(settings["url"], fallback=False, name=settings["name"]) as mesh:
         client = Client(mesh, settings, say)
