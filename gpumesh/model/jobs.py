@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Tuple
 
+from gpumesh.config import MAX_JOB_VARIANTS
 from gpumesh.model.ids import SEQUENCE_LIMIT, ClientNumber
 from gpumesh.model.records import NamedTuple
 from gpumesh.model.tasks import TaskSpec, spec_from_wire
@@ -96,6 +97,8 @@ def job_from_wire(fields: Any) -> JobSpec:
         raise ValueError("the names of a job are text")
     if isinstance(job.count, bool) or not isinstance(job.count, int) or not 0 <= job.count < SEQUENCE_LIMIT:
         raise ValueError(f"a job has 0 or more tasks, not {job.count!r}")
+    if len(job.variants) > MAX_JOB_VARIANTS:
+        raise ValueError(f"a job has up to {MAX_JOB_VARIANTS} variants of its tasks, not {len(job.variants)}")
     if not job.variants and job.count:
         raise ValueError("a job with tasks has at least one variant of them")
     for spec in job.variants:

@@ -95,6 +95,20 @@ def test_a_job_runs_and_tells_of_each_task(mesh: GPUMesh, folder: Path) -> None:
     assert {**status, "tasks": []} == {**mesh.jobs()[0], "tasks": []}
 
 
+def test_what_tasks_write_is_kept_for_each(mesh: GPUMesh, folder: Path) -> None:
+    job = mesh.submit(script=folder / "square.py", payloads=[{"x": x} for x in range(3)])
+    mesh.wait(job, 30)
+
+    parts = mesh.logs(job, 1)
+
+    assert "".join(part["text"] for part in parts) == 'working on 1\n{"y": 1}\n'
+    assert {(part["task"], part["attempt"], part["stream"]) for part in parts} == {(1, 1, "out")}
+    assert {part["task"] for part in mesh.logs(job)} == {0, 1, 2}
+    assert mesh.logs(job, since=max(part["number"] for part in mesh.logs(job))) == []
+    with pytest.raises(ValueError, match="has the tasks 0 to 2, not 3"):
+        mesh.logs(job, 3)
+
+
 def test_a_failed_task_says_why_and_a_retry_leaves_what_is_done(mesh: GPUMesh, folder: Path) -> None:
     cured = folder.parent / "cured"
     job = mesh.submit(script=folder / "square.py", payloads=[{"x": x, "bad": 1, "cured": str(cured)} for x in range(3)])
@@ -328,7 +342,7 @@ def test_a_job_is_there_when_submit_has_returned_whatever_happens_next(served: S
 
 
 def test_a_job_that_was_being_submitted_is_there_once(served: Served, folder: Path) -> None:
-    count = 100_000
+    count = 40_000
     with served.client() as mesh:
         mesh.jobs()
         jobs: List[str] = []

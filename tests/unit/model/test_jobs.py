@@ -54,6 +54,7 @@ def test_a_job_comes_back_from_the_tuple_that_travelled() -> None:
         ({"count": True}, "0 or more tasks"),
         ({"count": 1 << 32}, "0 or more tasks"),
         ({"variants": ()}, "at least one variant"),
+        ({"variants": (tuple(TASK),) * 1001}, "up to 1000 variants"),
         ({"variants": (tuple(TASK._replace(script="", code=b"")),)}, "names a script"),
         ({"variants": (("nothing",),)}, "not a task spec"),
         ({"variants": 3}, "not a job"),
