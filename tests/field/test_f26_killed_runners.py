@@ -1,13 +1,18 @@
-"""F26: a runner killed from outside hits only the task it was running."""
+"""F26: a runner killed from outside hits only the task it was running; its agent lives on. (Over a limit of memory: test_crash_reports.py.)"""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from typing import List
+from pathlib import Path
+from typing import Any, Iterator, List, Tuple
+
+import pytest
 
 from gpumesh import GPUMesh, accelerate
+from gpumesh.errors import WorkerCrashedError
+from tests.support.processes import until
 
 
 def pid() -> int:
@@ -56,3 +61,65 @@ def test_killing_again_and_again_while_submitting_loses_nothing(mesh: GPUMesh) -
                 pass
 
     assert all(future.result(30) > 0 for future in futures)
+
+
+@pytest.fixture
+def mesh_of_four() -> Iterator[GPUMesh]:
+    """One worker with four slots."""
+    with GPUMesh.local(workers=1, slots=4) as mesh:
+        yield mesh
+
+
+def test_all_four_at_once_in_the_middle_of_their_tasks(mesh_of_four: GPUMesh) -> None:
+    mesh = mesh_of_four
+    agent = mesh.workers()[0]["pid"]
+    futures = [accelerate(mesh)(slow).remote(0.2) for _ in range(24)]
+    first = until(lambda: [future for future in futures if future.done()], 20)[0]
+    until(lambda: mesh.workers()[0]["running"] == 4, 20, what="four busy processes")
+    victims = {future.result() for future in futures if future.done()} or {first.result()}
+    for victim in victims:
+        os.kill(victim, signal.SIGKILL)
+
+    assert len([future.result(20) for future in futures]) == 24
+    again = [accelerate(mesh)(slow).remote(0.1) for _ in range(8)]
+    assert len({future.result(20) for future in again} - victims) == 4
+    (worker,) = mesh.workers()
+    assert (worker["pid"], worker["problem"]) == (agent, "")
+
+
+class Late:
+    """An argument that says when it begins to arrive, and then takes its time."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return _arrive, (self.mark,)
+
+
+def _arrive(mark: str) -> str:
+    with open(mark, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    if len(Path(mark).read_text().splitlines()) == 1:
+        time.sleep(60)
+    return mark
+
+
+def received(mark: str) -> str:
+    return "received"
+
+
+def test_one_that_is_receiving_its_task_fails_only_that(mesh: GPUMesh, tmp_path: Path) -> None:
+    marks = [tmp_path / "again", tmp_path / "once"]
+    again = accelerate(mesh)(received).remote(Late(str(marks[0])))
+    once = accelerate(mesh, retries=0)(received).remote(Late(str(marks[1])))
+    waiting = [accelerate(mesh)(slow).remote(0.01) for _ in range(4)]
+    for mark in marks:
+        until(lambda mark=mark: mark.exists() and mark.read_text().endswith("\n"), 20, what="a task on its way in")  # type: ignore[misc]
+        os.kill(int(mark.read_text()), signal.SIGKILL)
+
+    assert again.result(20) == "received"
+    with pytest.raises(WorkerCrashedError, match="SIGKILL") as caught:
+        once.result(20)
+    assert [attempt["exit"] for attempt in caught.value.attempts] == [-signal.SIGKILL]
+    assert all(future.result(20) > 0 for future in waiting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Iterator, List
+from typing import Any, Iterator, List
 
 import pytest
 
@@ -42,7 +42,7 @@ def start(folder: str, name: str) -> str:
     return name
 
 
-def submit(site: Machines, folder: Path, poison: str, **options: int) -> List[MeshFuture]:
+def submit(site: Machines, folder: Path, poison: str, **options: Any) -> List[MeshFuture]:
     """The poison first, then the others; the mesh has seen before that such tasks are short, so they are sent ahead."""
     call = accelerate(site.mesh, **options)(start)
     list(call.map([(str(folder), "learnt")] * 50))
@@ -69,6 +69,19 @@ def test_a_task_that_kills_its_process_fails_after_its_limit_and_the_others_behi
     assert where(caught.value) == [worker] * 4
     assert [future.result(30) for future in others] == INNOCENTS
     assert starts(folder).count(POISON) == 4  # Of the others one may run again: its result was on its way out of the process.
+
+
+def test_a_task_that_kills_processes_does_not_tour_the_workers(site: Machines, folder: Path) -> None:
+    workers = [site.join() for _ in range(4)]
+
+    poison, *others = submit(site, folder, POISON, retries=5)
+
+    with pytest.raises(WorkerCrashedError, match="6 attempts failed") as caught:
+        poison.result(30)
+    assert len(set(where(caught.value))) == 2, "one that it may have been, and one more"
+    assert {attempt["exit"] for attempt in caught.value.attempts} == {3}
+    assert [future.result(30) for future in others] == INNOCENTS
+    assert [worker["id"] for worker in site.mesh.workers() if not worker["problem"]] == workers
 
 
 @pytest.mark.parametrize("retries", [0, 2])
