@@ -138,13 +138,12 @@ def _check_groups(cluster: Cluster) -> None:
     )
     for key, group in cluster._queues.groups.items():
         assert key == group.key, f"12: the group of {key} is filed wrongly"
-        able = {
-            worker: worker.width_of(group.need)
-            for worker in cluster._workers.values()
-            if worker.state is WorkerState.HEALTHY
-            and worker.width_of(group.need) is not None
-            and group.confinement.admits(worker.id)
-        }
+        able: Dict[Worker, int] = {}
+        for worker in cluster._workers.values():
+            if worker.state is WorkerState.HEALTHY and group.confinement.admits(worker.id):
+                width = worker.width_of(group.need)
+                if width is not None:
+                    able[worker] = width
         assert group.workers == able, f"13: the group of {key} does not know who can run its tasks"
         counts = 0
         for number, lane in group.lanes.items():
