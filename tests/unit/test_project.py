@@ -14,11 +14,12 @@ from typing import Dict, Iterator, List, Set, Tuple
 import pytest
 
 import gpumesh
+from gpumesh.cli.main import app
 from gpumesh.version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
-SUBCOMMANDS = {"serve", "join", "workers", "devices", "benchmark", "objects", "pause", "resume", "limit", "demo"}
+SUBCOMMANDS = {command.name for command in app.registered_commands}
 
 
 def console_commands() -> Iterator[Tuple[str, str]]:
@@ -120,6 +121,8 @@ def test_a_command_on_a_page_exists(page: str, command: str) -> None:
 
     if words[0] == "gpumesh":
         check_gpumesh_command(words[1:])
+    elif words[0] == "kill":
+        assert words[1:] == ["-9", "%1"]  # The shell's; what was started before is there to be killed.
     elif words[:2] == ["python", "-m"]:
         assert (ROOT / words[2] / "__main__.py").exists(), command
     elif words[0] == "python":
