@@ -35,8 +35,10 @@ def wait_for_job(mesh: GPUMesh, job: str) -> int:
 
     paint = _RichPaint(job) if sys.stderr.isatty() else _LinePaint(job)
     try:
-        ended = mesh.wait(job, on_progress=paint.draw)
+        ended = mesh.wait(job, on_progress=paint.draw, tasks=False)
         paint.draw(ended)
+        if ended["counts"]["failed"]:
+            ended = mesh.status(job)
     except KeyboardInterrupt:
         paint.close()
         say_how_to_follow(job)
@@ -60,13 +62,17 @@ def say_how_to_follow(job: str) -> None:
 
 
 def say_how_it_ended(job: Mapping[str, Any]) -> int:
-    """The last lines, and the exit code."""
-    failed = [task for task in job["tasks"] if task["status"] == "failed"]
+    """The last lines, and the exit code.
+
+    Args:
+        job: Its status; with its tasks if some have failed.
+    """
+    failed = [task for task in job.get("tasks", ()) if task["status"] == "failed"]
     for task in failed[:FAILURES_SHOWN]:
         typer.echo(f"task {task['id']} failed: {error_line(task)}", err=True)
     if len(failed) > FAILURES_SHOWN:
         typer.echo(f"and {len(failed) - FAILURES_SHOWN} more", err=True)
-    went_well = not any(task["status"] != "done" for task in job["tasks"])
+    went_well = job["counts"]["done"] == job["total"]
     ident = job["id"]
     hint = (
         f"`gpumesh results {ident}` shows what they returned" if went_well else f"`gpumesh retry {ident}` runs the others again"

@@ -49,12 +49,15 @@ class Waited:
         self._states = states
         self._error = error
 
-    def wait(self, job: str, *, on_progress: Callable[[Dict[str, Any]], None]) -> Dict[str, Any]:
-        assert job == JOB
+    def wait(self, job: str, *, on_progress: Callable[[Dict[str, Any]], None], tasks: bool) -> Dict[str, Any]:
+        assert (job, tasks) == (JOB, False)
         for state in self._states:
             on_progress({key: value for key, value in state.items() if key != "tasks"})
         if self._error is not None:
             raise self._error
+        return {key: value for key, value in self._states[-1].items() if key != "tasks"}
+
+    def status(self, job: str) -> Dict[str, Any]:
         return self._states[-1]
 
 
