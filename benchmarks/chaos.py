@@ -43,6 +43,7 @@ class Chaos:
 
     Attributes:
         violations: What must not be.
+        counts: What each client said last.
     """
 
     def __init__(self, mesh: Mesh, faults: List[plan.Fault], news: queue.Queue[Any], *, seconds: float) -> None:
@@ -51,7 +52,7 @@ class Chaos:
         self.faults = Faults(mesh, faults)
         self.violations: List[Dict[str, Any]] = []
         self._news = news
-        self._counts: Dict[str, Dict[str, Any]] = {}
+        self.counts: Dict[str, Dict[str, Any]] = {}
         self._waiting: Dict[str, Any] = {}
         self._idle: Dict[str, Any] = {}
         self._start = time.monotonic()
@@ -89,7 +90,7 @@ class Chaos:
     def totals(self) -> Dict[str, int]:
         """Of all clients."""
         names = ("submitted", "done", "given_up", "pending")
-        return {name: sum(int(counts[name]) for counts in self._counts.values()) for name in names}
+        return {name: sum(int(counts[name]) for counts in self.counts.values()) for name in names}
 
     def _go_on(self, seconds: float, *, with_faults: bool = False) -> None:
         begun = time.monotonic()
@@ -131,7 +132,7 @@ class Chaos:
                                 "ended_at": now,
                             }
                             self._complain("hung", client=client, **task)
-                self._complain("not settled", text=f"{SETTLE_SECONDS:g} s after {what}: {self._counts}")
+                self._complain("not settled", text=f"{SETTLE_SECONDS:g} s after {what}: {self.counts}")
                 return False
             time.sleep(TICK_SECONDS)
         return True
@@ -191,7 +192,7 @@ class Chaos:
                 self._waiting[client] = news["waiting"]
             else:
                 ((what, counts),) = news.items()
-                self._counts[client] = counts
+                self.counts[client] = counts
                 if what == "idle":
                     self._idle[client] = counts
 
@@ -201,7 +202,7 @@ class Chaos:
 
     def _progress(self, seconds: float) -> None:
         totals = self.totals()
-        oldest = max((counts["oldest_seconds"] for counts in self._counts.values()), default=0.0)
+        oldest = max((counts["oldest_seconds"] for counts in self.counts.values()), default=0.0)
         self._say(
             f"{seconds:4.0f} s: {len(self.faults.done)} faults, {totals['submitted']} tasks, {totals['done']} accounted for, "
             f"{totals['pending']} pending (the oldest for {oldest:.1f} s), {totals['given_up']} given up at most once, "
@@ -224,9 +225,9 @@ class Chaos:
         if len(self.violations) <= SHOWN_VIOLATIONS:
             self._say(f"VIOLATION {json.dumps(violation, indent=1)}")
 
-    def _lines_about(self, task_id: Any) -> List[str]:
+    def _lines_about(self, task_id: str) -> List[str]:
         """What coordinator and workers said of a task."""
-        word = re.compile(rf"\b0*{task_id:x}\b" if isinstance(task_id, int) else re.escape(str(task_id)))
+        word = re.compile(rf"\b0*{re.escape(task_id)}\b")
         programs = [self._mesh.coordinator, *self._mesh.workers]
         return [f"{program.name}: {line}" for program in programs for line in program.said().splitlines() if word.search(line)][
             :40
@@ -310,6 +311,11 @@ def _report(chaos: Chaos, seed: int, options: argparse.Namespace) -> None:
     print(f"faults: {len(chaos.faults.done)} ({chaos.faults.skipped} found nobody): {chaos.faults.counts()}")
     print(f"workers that found no coordinator at their first call, and were started again: {chaos.failed_starts}")
     print(f"tasks: {totals}; {chaos.runs_after_the_end} of {chaos.runs} marked runs came after the task had ended once")
+    for client, counts in sorted(chaos.counts.items()):
+        print(
+            f"slowest of {client}: "
+            + ", ".join(f"{kind} {number} {seconds:.1f} s" for seconds, kind, number, _ in counts["slowest"])
+        )
     print(f"violations: {kinds or 'none'}")
     print(f"seed {seed}: {'NOT WELL' if kinds else 'all is well'}", flush=True)
     if options.json:
@@ -321,6 +327,7 @@ def _report(chaos: Chaos, seed: int, options: argparse.Namespace) -> None:
             "failed_starts": chaos.failed_starts,
             "marked_runs": chaos.runs,
             "marked_runs_after_the_end": chaos.runs_after_the_end,
+            "clients": chaos.counts,
             "before": chaos.before,
             "after": chaos.after,
             "violations": chaos.violations,

@@ -31,6 +31,7 @@ REPORT_SECONDS = 1.0
 MOST_PENDING = 1500
 STREAMS = 3  # At the same time; and jobs.
 SCRIPT = Path(__file__).with_name("chaos_script.py")
+SLOWEST = 5  # Tasks that are told of.
 RETRIES = 200  # More lost processes than any task meets here, if it is not the task that is to blame.
 JOB_SECONDS = 300.0  # Longer than anything takes here.
 LATE_SECONDS = 0.3  # The time limit of tasks that take too long.
@@ -92,6 +93,7 @@ class Accounts:
         self.done = 0
         self.given_up = 0  # Of tasks that may be lost, as they are to run at most once.
         self.by_kind: Dict[str, int] = {}
+        self.slowest: List[Tuple[float, str, int, str]] = []  # Seconds, kind, number and id of those that took longest.
         self._numbers = itertools.count()
 
     def open(self, kind: str) -> Task:
@@ -110,6 +112,9 @@ class Accounts:
             self._pending.pop(task.number, None)
             self._ended[task.number] += 1
             is_again = self._ended[task.number] > 1
+            seconds = round(time.monotonic() - task.begun, 2)
+            if len(self.slowest) < SLOWEST or seconds > self.slowest[-1][0]:
+                self.slowest = sorted([*self.slowest, (seconds, task.kind, task.number, _id_of(task))], reverse=True)[:SLOWEST]
             self.done += not is_again
         if is_again:
             self.complain("delivered twice", task, value, error)
@@ -138,7 +143,7 @@ class Accounts:
                 "violation": what,
                 "number": task.number,
                 "kind": task.kind,
-                "task_id": task.task_id or getattr(future, "task_id", None),
+                "task_id": _id_of(task),
                 "worker": getattr(future, "worker", None) if future is not None and future.done() else None,
                 "submitted_at": task.begun,
                 "ended_at": time.monotonic(),
@@ -163,6 +168,7 @@ class Accounts:
                 "pending": len(self._pending),
                 "oldest_seconds": 0.0 if oldest is None else time.monotonic() - oldest.begun,
                 "kinds": dict(self.by_kind),
+                "slowest": self.slowest,
             }
 
 
@@ -344,6 +350,12 @@ class Client:
     def _give_up(self, tasks_: List[Task], error: Optional[BaseException]) -> None:
         for task in tasks_:
             self.accounts.close(task, None, error or RuntimeError("its stream ended without it"))
+
+
+def _id_of(task: Task) -> str:
+    """As the logs name it."""
+    number = getattr(task.future, "task_id", None)
+    return f"{number:x}" if isinstance(number, int) else task.task_id
 
 
 def _gives_blob(number: int, nbytes: int) -> Expected:
