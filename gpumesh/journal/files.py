@@ -203,7 +203,9 @@ class WriterLock:
         deadline = time.monotonic() + JOURNAL_LOCK_SECONDS
         while not _try_lock(file):
             if time.monotonic() > deadline:
-                holder = os.pread(file, 32, 0).decode("ascii", "replace").strip() if hasattr(os, "pread") else ""
+                holder = ""
+                with contextlib.suppress(OSError):  # Where a lock keeps others from reading, too.
+                    holder = os.read(file, 32).decode("ascii", "replace").strip()
                 os.close(file)
                 raise JournalError(
                     f"the database of jobs {self._database} is in use by another coordinator"
@@ -214,7 +216,7 @@ class WriterLock:
         _held.append(weakref.ref(self))
         with contextlib.suppress(OSError):  # For people only; the disk may be full.
             os.ftruncate(file, 0)
-            os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+            os.write(file, f"{os.getpid()}\n".encode())
 
     def release(self) -> None:
         """Let another one write. Idempotent."""

@@ -15,6 +15,7 @@ from gpumesh.journal.base import EventRecord
 from gpumesh.journal.memory import MemoryJournal
 from gpumesh.journal.sqlite import SqliteJournal, open_reader
 from tests.support.journals import Answers, Turns, done, new_job
+from tests.support.processes import until
 from tests.support.small_disk import SmallDisk
 
 Opened = Callable[..., Answers]
@@ -85,6 +86,14 @@ def test_what_is_queued_is_committed_at_once(opened: Opened, path: Path) -> None
 
     assert came == [None] * 1000
     assert 1 <= commits <= 100
+
+
+def test_what_nobody_waits_for_is_written_soon_all_the_same(opened: Opened, path: Path) -> None:
+    answers = opened()
+    answers.journal.note_event(EventRecord(1, "time", "kind", "text"))
+
+    with contextlib.closing(open_reader(str(path))) as reader:
+        assert until(reader.events) == [EventRecord(1, "time", "kind", "text")]
 
 
 @pytest.mark.usefixtures("impatient")
