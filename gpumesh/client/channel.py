@@ -57,6 +57,7 @@ from gpumesh.protocol.messages import (
     RegisterClient,
     ResubmissionEnds,
     ResultsReceived,
+    SessionResumed,
     SubmitTasks,
     TaskNotice,
     TaskOutput,
@@ -156,6 +157,8 @@ class Channel:
         self._link: Optional[MeshLink] = None
         self._link_changed = threading.Condition()
         self._outage = Outage(reconnect_timeout)
+        self._is_unsure = False  # Whether the coordinator that was found again still has our objects has not been said yet; ...
+        self._unsure: Dict[int, None] = {}  # ... pending tasks that wait for that.
         self._sent_before: Set[int] = set()  # Pending tasks that an earlier connection has carried, and this one not yet.
         self._received = 0  # Results, over this connection; ...
         self._confirmed = 0  # ... as the coordinator has been told.
@@ -316,8 +319,15 @@ class Channel:
                 return
             if payload.waits and self._dirty and self._dirty != [lane]:
                 self._send_lanes()  # What it waits for may be in another lane: that is to arrive first.
+            if payload.stored is not None and self._is_unsure:
+                self._unsure[task_id] = None
+                return
             if payload.stored is not None and payload.is_stale(self._objects):
-                payload.unsettle()
+                try:
+                    payload.unsettle()
+                except MeshUnavailableError as lost:
+                    self._end_soon(task_id, int(Status.REFUSED), lost)
+                    return
                 payload = None
             else:
                 payload = payload.wire(self.client)
@@ -680,6 +690,8 @@ class Channel:
             question = self._questions.pop(event.number, None)
             if question is not None:
                 question.answer(event.value, MeshError(event.error) if event.error else None, event.kind)
+        elif kind is SessionResumed:
+            self._on_resumed(is_kept=event.is_kept)
         elif kind is Closed:
             self._on_lost(event.error or MeshUnavailableError(f"the coordinator closed the connection: {event.reason}"))
         elif self._objects is not None and self._link is not None:
@@ -961,8 +973,8 @@ class Channel:
         """Tell the coordinator everything again."""
         cancelled: List[int] = []
         calls: List[int] = []
-        if self._objects is not None:
-            self._objects.renew()
+        objects = self._objects
+        first = objects.renew() if objects is not None else []
         with self._lock:
             if self.end is not None:
                 link.close("closed")
@@ -972,6 +984,9 @@ class Channel:
             self._received = self._confirmed = 0
             unsent = {task_id for lane in self._lanes.values() for task_id in lane.ids}
             unsent.update(self._calls.forget())
+            unsent.update(self._unsure)
+            self._unsure = {}
+            self._is_unsure = objects is not None
             unsent.difference_update(self._sent_before)  # Over a connection before that.
             self._sent_before.intersection_update(self._pending)
             for lane in self._lanes.values():
@@ -988,7 +1003,6 @@ class Channel:
                 if task_id not in unsent:
                     self._sent_before.add(task_id)
                 if type(payload) is not bytes:
-                    payload.unsettle()
                     calls.append(task_id)
                     continue
                 lane = self._lane(handle)
@@ -997,7 +1011,7 @@ class Channel:
                 lane.ids.append(task_id)
                 lane.payloads.append(payload)
             self._cancelling = {}
-            link.send([RegisterClient(self.client, self._name, True)])
+            link.send([RegisterClient(self.client, self._name, True), *first])
             self._inbox.extend(rest)
             self._link = link
             self._poller.watch(link.sock)
@@ -1006,13 +1020,28 @@ class Channel:
             if not calls:
                 link.send([ResubmissionEnds()])
                 self.see_to_writing(link)
+            elif self._is_unsure:
+                self._unsure.update(dict.fromkeys(calls))  # `_on_resumed` goes on with them.
         with self._link_changed:
             self._link_changed.notify_all()
-        if calls:
+        if calls and not self._is_unsure:
             self._calls.prepare_aside(calls, link, then=lambda: self.post(link, [ResubmissionEnds()]))
         logger.warning("the coordinator at %s is back", self.address)
         for task_id in cancelled:
             self.end_task(task_id, Status.CANCELLED, {"reason": ""})
+
+    def _on_resumed(self, *, is_kept: bool) -> None:
+        """The coordinator says whether it has kept our objects: calls that were stored there can be sent again now."""
+        with self._lock:
+            link = self._link
+            if not self._is_unsure or link is None:
+                return
+            if self._objects is not None:
+                self._objects.resumed(is_kept=is_kept)
+            self._is_unsure = False
+            unsure, self._unsure = list(self._unsure), {}
+        if unsure:
+            self._calls.prepare_aside(unsure, link, then=lambda: self.post(link, [ResubmissionEnds()]))
 
     # --- the end
 

@@ -81,7 +81,7 @@ class Call:
                 if size > MAX_INLINE_INPUTS_BYTES:
                     source = StoredValue(space, space.store(source, ()))
             self.inputs[position] = (place, source)
-        if self.stored is not None and self.stored.space is not space:
+        if self.stored is not None and (self.stored.space is not space or self.is_stale(space)):
             self.unsettle()
         if self.stored is None and is_large(self.value):
             self.renewals = space.renewals
@@ -89,7 +89,7 @@ class Call:
             self.value = _kept(self.value) if keep and self.stored.nbytes <= MAX_KEPT_ARGUMENTS_BYTES else None
 
     def is_stale(self, space: ObjectSpace) -> bool:
-        """Whether the coordinator was lost while its arguments were stored: they are to be stored again."""
+        """Whether the coordinator was lost after its arguments were stored: they are to be stored again."""
         return self.stored is not None and self.renewals != space.renewals
 
     def unsettle(self) -> None:

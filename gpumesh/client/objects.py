@@ -9,6 +9,8 @@ Promises:
 2. A value read from shared memory stays pinned in the store until the last array on it is gone, and no longer.
 3. HoldRefs leave before any ReleaseRefs that could end an object's other life.
 4. Nothing is asked of a coordinator that has no objects of ours: all of this costs nothing until it is used.
+5. A connection that breaks costs nothing as long as the coordinator keeps this session: all references that live here are held
+   anew over the next one, and what may have been on its way is put again.
 """
 
 from __future__ import annotations
@@ -63,6 +65,10 @@ FETCHES_AT_ONCE = 8  # Of one `get` of many; each makes room for its value first
 LOCATES_AT_ONCE = 256
 CHECKED_BYTES = 64 * MIB  # Smaller values are received without asking how much memory is left.
 HUGE_PAGES_BYTES = 4 * MIB  # Fresh memory from this size on is asked for in huge pages: half the time.
+UNPROVEN_BYTES = (
+    1 * MIB
+)  # Of small values put one after the other, before the coordinator is asked for a sign that they have come.
+UNPROVEN_OVERHEAD_BYTES = 1 * KIB  # What each counts beside its own size.
 _OFFER = "offer"
 
 _Key = Union[int, str, Tuple[str, int]]
@@ -112,10 +118,11 @@ class StoredValue:
 class _Reply:
     """An answer that somebody waits for. `event` stays None when the connection was lost first."""
 
-    __slots__ = ("event", "is_there", "target")
+    __slots__ = ("event", "is_there", "target", "mark")
 
     def __init__(self, target: Any = None) -> None:
         self.event: Any = None
+        self.mark = 0  # What had been put when it was asked for has arrived when it is here.
         self.is_there = False
         self.target = target  # Memory that the answer fills.
 
@@ -156,7 +163,11 @@ class ObjectSpace:
         self._writer: Optional[SegmentWriter] = None
         self._writing = threading.Lock()
         self._gone_segments: Deque[str] = deque()
-        self.renewals = 0  # Connections that were lost and found again.
+        self._putting = threading.Lock()
+        self._unproven: Deque[Tuple[int, PutObject]] = deque()  # Put, and perhaps still on their way.
+        self._puts = 0  # Of those, ever.
+        self._unproven_bytes = 0  # Put since somebody asked for an answer.
+        self.renewals = 0  # Sessions that were lost: what was stored before was stored in vain.
 
     # --- for users
 
@@ -209,7 +220,7 @@ class ObjectSpace:
             oid = self._channel.client << SEQUENCE_BITS | next(self._sequence)
             try:
                 if type(payload) is bytes and len(payload) < INLINE_VALUE_BYTES:
-                    self._post(link, [PutObject(oid, nbytes, "", payload, oids)])
+                    self._put(link, PutObject(oid, nbytes, "", payload, oids), len(payload))
                 elif self._shares_host(link):
                     self._store_here(link, oid, nbytes, parts, oids)
                 else:
@@ -253,7 +264,24 @@ class ObjectSpace:
                     "drop references that are not needed, or give the store less memory with --object-memory"
                 ) from error
             raise
-        self._post(link, [written])
+        self._put(link, written, 0)
+
+    def _put(self, link: MeshLink, message: PutObject, nbytes: int) -> None:
+        """Send what nobody answers; until something else is answered, it may have to be sent again."""
+        with self._putting:
+            number = self._puts + 1
+            self._unproven.append((number, message))
+            self._post(link, [message])
+            self._puts = number
+            self._unproven_bytes += nbytes + UNPROVEN_OVERHEAD_BYTES
+            is_proof_due = self._unproven_bytes >= UNPROVEN_BYTES
+            if is_proof_due:
+                self._unproven_bytes = 0
+        if is_proof_due:
+            reply = _Reply()
+            reply.mark = number
+            self._offers.append(reply)
+            self._post(link, [OpenStore()])
 
     def _give_back(self, link: MeshLink, created: SegmentCreated) -> None:
         """Nobody will write this segment: an object that is released at once."""
@@ -422,6 +450,7 @@ class ObjectSpace:
     ) -> List[Any]:
         """Send, and wait for all the answers; the calling thread does the socket's work meanwhile if no other does."""
         for key, reply in replies:
+            reply.mark = self._puts
             if key == _OFFER:
                 self._offers.append(reply)
             else:
@@ -482,9 +511,12 @@ class ObjectSpace:
             self._sending.pop(event.number, None)
 
     def _answer(self, reply: _Reply, event: Any) -> None:
+        unproven = self._unproven
         with self._condition:
             reply.event = event
             reply.is_there = True
+            while unproven and unproven[0][0] <= reply.mark:
+                unproven.popleft()
             self._condition.notify_all()
 
     def _send(self, fetch: FetchObject, link: MeshLink) -> None:
@@ -564,14 +596,23 @@ class ObjectSpace:
                 reply.is_there = True
             self._condition.notify_all()
 
-    def renew(self) -> None:
-        """A new connection: what lives here is to be held there anew."""
-        self.renewals += 1
+    def renew(self) -> List[Any]:
+        """A new connection: what lives here is to be held there anew; what to send first."""
         self.table.renew()
         with self._writing:
             if self._writer is not None:
                 self._writer.close()
             self._gone_segments.clear()
+        again = [message for _, message in self._unproven]
+        for message in again:
+            self.table.granted(message.oid)
+        holds = self.table.take_holds()
+        return [*again, HoldRefs(holds)] if holds else again
+
+    def resumed(self, *, is_kept: bool) -> None:
+        """The coordinator has said whether it has kept what this session had there."""
+        if not is_kept:
+            self.renewals += 1
 
     def close(self) -> None:
         """The end. Arrays on mappings live on."""

@@ -165,6 +165,16 @@ class WorkerReadings(NamedTuple):
     readings: Tuple[Any, ...]  # model.resources.CardReading
 
 
+@message(0x16)
+class SessionResumed(NamedTuple):
+    """Coordinator -> client, the answer to RegisterClient.resumes: whether the objects that it refers to are still here.
+
+    Otherwise they went with the coordinator of before, or with the client's session, and what it needs of them is to be put again.
+    """
+
+    is_kept: bool
+
+
 # --- definitions: sent once to whoever needs them, before anything that refers to them
 
 
@@ -341,7 +351,7 @@ class SegmentCreated(NamedTuple):
 
 @message(0x64)
 class PutObject(NamedTuple):
-    """Peer -> owner, worker -> coordinator: an object exists. The sender holds one reference from now on.
+    """Peer -> owner, worker -> coordinator: an object exists. The sender holds one reference from now on, one more each time.
 
     Its bytes are `data` (a small payload), or in `segment` (a name that SegmentCreated gave out), or at the sender, from where
     the owner fetches them; ObjectStored is the answer to the last.
@@ -438,9 +448,13 @@ class UnpinObjects(NamedTuple):
 
 @message(0x6D)
 class HoldRefs(NamedTuple):
-    """Peer -> coordinator: references to these live here too (they came inside a value). One grant each."""
+    """Peer -> coordinator: references to these live here too (they came inside a value). One grant each.
+
+    `is_all`: of a worker that is back, which has said now what it refers to; what it was granted before counts no more.
+    """
 
     oids: List[int]
+    is_all: bool = False
 
 
 @message(0x6E)

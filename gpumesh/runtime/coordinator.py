@@ -37,6 +37,7 @@ from gpumesh.protocol.messages import (
     ResubmissionEnds,
     ResultsReceived,
     RunTasks,
+    SessionResumed,
     SubmitJob,
     SubmitTasks,
     TaskNotice,
@@ -47,6 +48,7 @@ from gpumesh.protocol.messages import (
     WorkerDraining,
     WorkerReadings,
 )
+from gpumesh.protocol.object_errors import LOST
 from gpumesh.runtime import settings, system
 from gpumesh.runtime.event_log import EventLog
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
@@ -68,6 +70,7 @@ logger = logging.getLogger("gpumesh.coordinator")
 _OK = int(Status.OK)
 _LOST = int(Status.LOST)
 _NOT_RUN = int(Status.NOT_RUN)
+_CRASHED = int(Status.CRASHED)
 # Ends of attempts that are no ends of their tasks, unless those may run at most once.
 _TRIED_AGAIN = frozenset((int(Status.RETRYABLE), int(Status.CRASHED), int(Status.HANDED_BACK)))
 _BYTES = frozenset({bytes})
@@ -109,7 +112,8 @@ Result = Tuple[int, int, Any, float]
 
 
 class _Client:
-    __slots__ = ("number", "link", "functions", "name", "missed_bytes", "unconfirmed", "confirmed_count", "kept", "answered")
+    __slots__ = ("number", "link", "functions", "name", "missed_bytes", "unconfirmed", "confirmed_count", "kept", "answered",
+                 "has_been_here")  # fmt: skip
 
     def __init__(self, number: ClientNumber, link: Optional[PeerLink], name: str) -> None:
         self.number = number
@@ -123,6 +127,7 @@ class _Client:
         self.answered: Optional[Set[int]] = None  # While it submits again: tasks whose results were sent meanwhile.
         self.missed_bytes = 0  # Of task output, since it was last told.
         self.functions: Set[bytes] = set()
+        self.has_been_here = link is not None  # Else only workers have told of its tasks.
 
     def sent(self, ident: str, results: Sequence[Result]) -> None:
         """These are on their way to it, and need to be kept until it confirms them."""
@@ -334,14 +339,19 @@ class Coordinator:
                 if not message.resumes:
                     self._lose_client(client)
                     client = None
+            is_kept = client is not None and client.has_been_here
             if client is None:
                 client = self._clients[number] = _Client(number, link, message.name)
+            client.has_been_here = True
             client.link = link
             client.answered = set() if message.resumes else None
             client.name = message.name
             link.peer = client
             if link.connection.workers != self._healthy:
                 link.send(MeshChanged(self._healthy))
+            if message.resumes:
+                link.send(SessionResumed(is_kept))
+                self._objects.peer_back(number)
             self._perform(self._cluster.handle(ev.ClientConnected(number, message.name, message.resumes), now))
         else:
             self._refuse(link, "protocol", f"a {role} must register before it sends {kind.__name__}")
@@ -387,14 +397,14 @@ class Coordinator:
         if type(peer) is _Worker:
             for oid in list(self._held):  # It sends these again.
                 self._held[oid] = [held for held in self._held[oid] if held[0] != peer.ident]
-            self._objects.peer_gone(peer.ident)
+            self._objects.peer_away(peer.ident)
         elif type(peer) is _Client:
             for ident, results in peer.unconfirmed:
                 for result in results:
                     self._keep(peer, ident, result)
             peer.unconfirmed.clear()
             peer.confirmed_count = 0
-            self._objects.peer_gone(peer.number)
+            self._objects.peer_away(peer.number)
 
     def _lose(self, peer: Optional[_Peer], reason: str) -> None:
         if type(peer) is _Worker:
@@ -426,13 +436,13 @@ class Coordinator:
         if self._clients.get(client.number) is client:
             client.link = None
             self._perform(self._cluster.handle(ev.ClientLost(client.number), self._loop.time()))
-            self._objects.peer_gone(client.number)
             self._end_client(client)
 
     def _end_client(self, client: _Client) -> None:
         """Nothing is kept for it any more."""
         if self._clients.get(client.number) is client:
             del self._clients[client.number]
+            self._objects.peer_gone(client.number)
             for ident, results in client.unconfirmed:
                 self._forget_results(ident, [result[0] for result in results])
             client.unconfirmed.clear()
@@ -514,6 +524,7 @@ class Coordinator:
             client.answered = None
             for task_id in list(client.kept):
                 self._drop_kept(client, task_id)
+            self._objects.peer_renewed(client.number)
             self._perform(self._cluster.handle(ev.ResubmissionEnded(client.number), now))
         elif kind is DefineFunction:
             self._define(client, message.digest, message.body)
@@ -637,7 +648,11 @@ class Coordinator:
             problem = self._objects.why_no_value(result[3]) if oids else ""
             if problem:
                 self._objects.take_over(worker.ident, result[3])
-                result = (*result[:2], int(Status.REFUSED), {"reason": problem}, result[4])
+                if problem.startswith(LOST):
+                    reason = f"its result was lost on its way: {problem[len(LOST) :]}"
+                    result = (*result[:2], _CRASHED, {"reason": reason, "worker": worker.label}, result[4])
+                else:
+                    result = (*result[:2], int(Status.REFUSED), {"reason": problem}, result[4])
             here.append(result)
         return here
 
@@ -756,6 +771,7 @@ class Coordinator:
                 worker = self._workers.get(action.worker)
                 if worker is not None:
                     self._on_worker_gone(worker, action.reason, "died")
+                    self._objects.peer_gone(worker.ident)
             elif kind is act.ClientGone:
                 client = self._clients.get(action.client)
                 if client is not None:
@@ -1068,6 +1084,10 @@ class Coordinator:
         found: Any = self._cluster.executing_of(JOBS_CLIENT, self._loop.time())
         executing: Dict[int, Tuple[str, int, float]] = found
         return executing
+
+    def script_slots(self) -> int:
+        """Slots of all workers."""
+        return self._cluster.slots()
 
     def failed_attempts(self, row: int) -> Sequence[Dict[str, Any]]:
         """Of a task that is tried again."""

@@ -10,6 +10,8 @@ Promises:
 2. A peer that is gone leaves nothing behind: its grants are void, what it was writing is discarded, and a segment that it may
    still map is never used again.
 3. An object is announced as stored only when all of its bytes are.
+4. A connection that breaks costs no object and no reference: what the peer referred to stays until it has said anew what it refers
+   to, or is given up; what was on its way from a worker stays announced until then.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from gpumesh.protocol.object_errors import to_text
 from gpumesh.runtime.link import PeerLink
 from gpumesh.runtime.loop import Alarm
 from gpumesh.scheduler import events as ev
-from gpumesh.scheduler.directory import Directory, Entry, ObjectState, PeerKey
+from gpumesh.scheduler.directory import Directory, Entry, ObjectState, PeerKey, aside
 
 if TYPE_CHECKING:
     from gpumesh.store.objects import ObjectStore
@@ -47,8 +49,8 @@ OnArrival = Callable[[Optional[str]], None]
 class ObjectPeer:
     """What one connected client or worker has to do with objects."""
 
-    __slots__ = ("key", "link", "name", "pins", "unsealed", "incoming", "outgoing", "next_number", "is_gone", "shares", "sending",
-                 "sending_since", "sent_bytes")  # fmt: skip
+    __slots__ = ("key", "link", "name", "pins", "unsealed", "receiving", "incoming", "outgoing", "next_number", "is_gone", "shares",
+                 "sending", "sending_since", "sent_bytes")  # fmt: skip
 
     def __init__(self, key: PeerKey, link: PeerLink, name: str) -> None:
         self.key = key
@@ -56,6 +58,7 @@ class ObjectPeer:
         self.name = name  # For people.
         self.pins: Dict[int, int] = {}  # Object -> how often it was told where it is.
         self.unsealed: Dict[int, int] = {}  # Object that it writes into a segment -> its size.
+        self.receiving: Dict[int, None] = {}  # Objects that come from it, also those for which room is being made.
         self.incoming: Dict[int, int] = {}  # Fetch number -> object that it sends.
         self.outgoing: Dict[int, int] = {}  # Its fetch number -> object that is sent to it, pinned meanwhile.
         self.next_number = OBJECT_TRANSFER
@@ -106,6 +109,9 @@ class ObjectService:
         self._data_bytes = 0  # Of all of them.
         self._awaited: Dict[int, List[OnArrival]] = {}
         self._peers: Dict[PeerKey, ObjectPeer] = {}
+        self._interrupted: Dict[PeerKey, Dict[int, None]] = {}  # Worker that is away -> objects that were coming from it.
+        self._returning: Dict[PeerKey, None] = {}  # Clients that have not said yet all that they refer to.
+        self._unsealed: Dict[PeerKey, Dict[int, int]] = {}  # Client that is away -> segments that it may have written.
         self._alarm = Alarm(loop, self._on_time)
         self._handlers: Dict[type, Callable[[ObjectPeer, Any], str]] = {
             msg.OpenStore: self._on_open,
@@ -170,7 +176,7 @@ class ObjectService:
 
     def ungrant_result(self, peer: PeerKey, payload: Any) -> None:
         """Take back what `grant_result` gave."""
-        self._free(self.directory.release(peer, [(oid, 1) for oid in mentioned(payload)]))
+        self._free(self.directory.release(peer, [(oid, 1) for oid in mentioned(payload)]), recycle=False)
 
     def take_over(self, worker: PeerKey, payload: Any) -> None:
         """A result has been dealt with: the worker that made it no longer refers to it."""
@@ -214,14 +220,48 @@ class ObjectService:
         stored = payload[0] if isinstance(payload, tuple) else payload
         return self.why_lost(stored.oid) if type(stored) is Stored else ""
 
-    def peer_gone(self, key: PeerKey) -> None:
-        """Its connection is over."""
+    def peer_back(self, key: PeerKey) -> None:
+        """A client says anew what it refers to and what it has put, until `peer_renewed`; this coordinator may not know it."""
+        self._returning[key] = None
+
+    def peer_away(self, key: PeerKey) -> None:
+        """Its connection broke; `peer_renewed` or `peer_gone` follows."""
         peer = self._peers.pop(key, None)
         if peer is not None:
             peer.is_gone = True
-            self._abandon(peer)
-        self._free(self.directory.peer_gone(key))
+            self._abandon(peer, is_away=True)
+        copied = self.directory.set_aside(key)
+        if copied:
+            self._tell(ev.CopiesGone(WorkerId(str(key)), copied))
         self._arm()
+
+    def peer_renewed(self, key: PeerKey) -> None:
+        """It is back, and has said what it refers to: what it does not any more may go."""
+        self._void(key)
+        self._returning.pop(key, None)
+        self._free(self.directory.peer_gone(aside(key)), recycle=False)
+        self._arm()
+
+    def peer_gone(self, key: PeerKey) -> None:
+        """It has left, or is given up."""
+        peer = self._peers.pop(key, None)
+        if peer is not None:
+            peer.is_gone = True
+            self._abandon(peer, is_away=False)
+        self._void(key)
+        self._returning.pop(key, None)
+        # If it lives and comes back, it may still have maps of what only it referred to, and offer that again.
+        self._free([*self.directory.peer_gone(key), *self.directory.peer_gone(aside(key))], recycle=False)
+        self._arm()
+
+    def _void(self, key: PeerKey) -> None:
+        """What it was in the middle of when its connection broke will not go on."""
+        for oid in self._interrupted.pop(key, ()):
+            if self.is_arriving(oid) and not any(oid in peer.receiving for peer in self._peers.values()):
+                self._settle(oid, f"lost: the worker that made object {oid:#x} left before all of it had come")
+        for oid in self._unsealed.pop(key, ()):
+            if self._open().contains(oid):
+                self._open().discard(oid, recycle=False)
 
     def views(self) -> List[Dict[str, Any]]:
         """One dict for each object: `id`, `bytes`, `owner`, `state`, `where`, `references`, `copies`, `pins`."""
@@ -336,7 +376,7 @@ class ObjectService:
         if oid in self.directory:
             self.directory.grant(peer.key, oid)  # Told a second time, after a reconnect.
             if message.segment == "" and message.data is None:
-                self._when_here(oid, lambda problem: peer.send(msg.ObjectStored(oid, problem or "")))
+                self._put_again(peer, message)
             return ""
         if message.data is not None:
             if payload_bytes(message.data) > 2 * INLINE_VALUE_BYTES:
@@ -353,7 +393,14 @@ class ObjectService:
                 self._data_bytes += size
                 self._settle(oid, None)
         elif message.segment:
-            nbytes = peer.unsealed.pop(oid, None)
+            before = self._unsealed.get(peer.key, {})
+            nbytes = peer.unsealed.pop(oid, None) or before.pop(oid, None)
+            if nbytes is None and peer.key in self._returning:
+                self._declare(peer, message)
+                self._settle(
+                    oid, "lost: the connection broke when it was put, and its maker was away for too long; put it again"
+                )
+                return ""
             if nbytes != message.nbytes or not self._open().is_segment_of(oid, message.segment):
                 return f"the segment {message.segment[:80]!r} was not made for object {oid:#x}"
             self._declare(peer, message)
@@ -368,15 +415,34 @@ class ObjectService:
     def _declare(self, peer: ObjectPeer, message: msg.PutObject) -> None:
         self.directory.declare(message.oid, message.nbytes, peer=peer.key, owner=peer.name, refs=message.refs)
 
+    def _put_again(self, peer: ObjectPeer, message: msg.PutObject) -> None:
+        """Its maker is back with it: it goes on from the beginning, unless all of it is here."""
+        oid = message.oid
+        entry = self.directory.get(oid)
+        assert entry is not None, oid
+        self.directory.arrives_again(oid)
+        is_coming = any(oid in other.receiving for other in self._peers.values())
+        if entry.state is ObjectState.DECLARED and not is_coming:
+            self._receive(peer, oid, entry.nbytes)
+        else:
+            self._when_here(oid, lambda problem: peer.send(msg.ObjectStored(oid, problem or "")))
+
     def _receive(self, peer: ObjectPeer, oid: int, nbytes: int) -> None:
         """Make room for an object and fetch it from whoever has it."""
         store = self._open()
+        peer.receiving[oid] = None
 
         def then(path: Optional[str], error: Optional[Exception]) -> None:
+            if peer.is_gone:
+                if path is not None:
+                    store.discard(oid)
+                return
             if path is None:
+                peer.receiving.pop(oid, None)
                 self._settle(oid, to_text(error))
                 peer.send(msg.ObjectStored(oid, to_text(error)))
-            elif peer.is_gone or not self.is_arriving(oid):
+            elif not self.is_arriving(oid):
+                peer.receiving.pop(oid, None)
                 store.discard(oid)
                 peer.send(msg.ObjectStored(oid, self.why_lost(oid)))
             else:
@@ -392,6 +458,7 @@ class ObjectService:
         oid = peer.incoming.pop(message.number, None)
         if oid is None:
             return f"an object of the unknown number {message.number:#x} has come"
+        peer.receiving.pop(oid, None)
         store = self._open()
         store.release_view(oid)
         if oid not in self.directory:
@@ -409,6 +476,7 @@ class ObjectService:
         oid = peer.incoming.pop(message.number, None)
         if oid is None:
             return ""
+        peer.receiving.pop(oid, None)
         peer.link.connection.forget_transfer(message.number)
         self._open().release_view(oid)
         self._open().discard(oid)
@@ -563,6 +631,8 @@ class ObjectService:
             return "these are not objects"
         for oid in message.oids:
             self.directory.grant(peer.key, oid)
+        if message.is_all:
+            self.peer_renewed(peer.key)
         return ""
 
     def _on_release(self, peer: ObjectPeer, message: msg.ReleaseRefs) -> str:
@@ -580,7 +650,8 @@ class ObjectService:
             self._free(self.directory.delete(oid))
         return ""
 
-    def _free(self, entries: List[Entry]) -> None:
+    def _free(self, entries: List[Entry], *, recycle: bool = True) -> None:
+        """Nobody refers to these any more. `recycle=False`: somebody lost may still map their segments."""
         copies: Dict[str, List[int]] = {}
         for entry in entries:
             oid = entry.oid
@@ -594,29 +665,37 @@ class ObjectService:
             if data is not None or self._store is None:
                 continue
             if self._store.contains(oid) and entry.state is ObjectState.STORED:
-                self._store.discard(oid)
+                self._store.discard(oid, recycle=recycle)
         for worker, oids in copies.items():
             self._on_freed(worker, oids)
 
-    def _abandon(self, peer: ObjectPeer) -> None:
-        """Everything that this peer was in the middle of."""
+    def _abandon(self, peer: ObjectPeer, *, is_away: bool) -> None:
+        """Everything that this peer was in the middle of. `is_away`: a worker may go on with it when it is back."""
         store = self._store
         if store is None:
             return
         for number, oid in peer.incoming.items():
             peer.link.connection.forget_transfer(number)
             store.release_view(oid)
-            store.discard(oid)
-            self._settle(oid, f"lost: {peer.name} left before all of object {oid:#x} had come")
+        for oid in peer.receiving:
+            if store.contains(oid):
+                store.discard(oid)
+            if is_away and isinstance(peer.key, str):
+                self._interrupted.setdefault(peer.key, {})[oid] = None
+            else:
+                self._settle(oid, f"lost: {peer.name} left before all of object {oid:#x} had come")
         for oid in peer.outgoing.values():
             store.release_view(oid)
             store.unpin(oid)
-        for oid in peer.unsealed:
-            if store.contains(oid):
+        for oid, nbytes in peer.unsealed.items():
+            if is_away and not isinstance(peer.key, str):
+                self._unsealed.setdefault(peer.key, {})[oid] = nbytes
+            elif store.contains(oid):
                 store.discard(oid, recycle=False)
         for oid, count in peer.pins.items():
             store.unpin(oid, count, recycle=False)
         peer.incoming.clear()
+        peer.receiving.clear()
         peer.outgoing.clear()
         peer.sending.clear()
         peer.unsealed.clear()

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Un
 
 from gpumesh.config import CONNECT_SECONDS
 from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
-from gpumesh.model.outcomes import Status
-from gpumesh.model.payloads import mentioned
 from gpumesh.model.resources import CardReading, DeviceFacts, WorkerFacts
 from gpumesh.network.address import Address
 from gpumesh.protocol.connection import Closed, Connection, Established
@@ -23,6 +21,7 @@ from gpumesh.protocol.messages import (
     MeshChanged,
     RecallTasks,
     RegisterWorker,
+    ReleaseRefs,
     RunTasks,
     TaskOutput,
     TasksFinished,
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from gpumesh.runtime.worker_objects import WorkerObjects
 
 logger = logging.getLogger("gpumesh.worker")
-
-_OK, _CRASHED = int(Status.OK), int(Status.CRASHED)
 
 STOP_GRACE_SECONDS = 0.5  # Of a leaving worker: from the interrupt of what runs to the kill.
 STOP_SECONDS = 3.0  # In which all of that has been reported, or is not any more.
@@ -184,12 +181,10 @@ class WorkerAgent(PoolOwner):
             raise failure
 
     def _lose_objects(self, objects: WorkerObjects) -> None:
-        """With the coordinator its store is gone: what was to come from there does not, and what lay there has to be made again."""
-        self._pool.give_back_holding()
+        """The coordinator's store cannot be relied on any more: tasks that have not started are not to look for their inputs there."""
+        if not objects.has_own_store:
+            self._pool.give_back_holding()
         objects.disconnected()
-        lost = [result for result in self._kept.values() if result[2] == _OK and mentioned(result[3])]
-        reason = {"reason": "its result was lost with the connection to the coordinator", "worker": self.facts.hostname}
-        self._kept.add((result[0], result[1], _CRASHED, reason, result[4]) for result in lost)
 
     def _was_joined(self) -> bool:
         return self._link is not None and bool(self._link.peer)
@@ -228,6 +223,8 @@ class WorkerAgent(PoolOwner):
                 self._specs[message.number] = self._pool.define_spec(fields, cores=fields[2][5], timeout=float(fields[3]))
             elif kind is ForgetResults:
                 self._kept.forget(message.task_ids)
+                if self._objects is not None and self._objects.has_leftovers:
+                    self._objects.forgotten()
             elif kind is MeshChanged:
                 self._backoff.workers = message.workers
             elif kind is RecallTasks:
@@ -252,14 +249,15 @@ class WorkerAgent(PoolOwner):
 
     def _join(self, link: PeerLink) -> None:
         link.peer = self
-        if self._objects is not None:
-            self._objects.connected(link)
         self._has_joined = True
         facts = self.standing.told
         held = tuple((spec, cards, ordinal, tuple(tasks)) for spec, cards, ordinal, tasks in self._pool.held())
         link.send(RegisterWorker(self.worker_id, facts, held, tuple(self._kept.attempts())))
+        passing = self._objects.connected(link) if self._objects is not None else None
         for results in self._kept.batches():
             link.send(TasksFinished(results))
+        if passing:
+            link.send(ReleaseRefs(passing))
         logger.info("joined the mesh at %s with %d slots", self.address, facts.slots)
         if self._on_joined is not None:
             self._on_joined({"id": self.worker_id, **facts._asdict()})
@@ -334,9 +332,11 @@ class WorkerAgent(PoolOwner):
         if self._objects is None:
             from gpumesh.runtime.worker_objects import WorkerObjects
 
-            self._objects = WorkerObjects(self._loop, self._pool, report=self.on_results, on_idle=self._leave_if_done)
+            self._objects = WorkerObjects(
+                self._loop, self._pool, report=self.on_results, on_idle=self._leave_if_done, kept=self._kept.values
+            )
             if self._link is not None and self._link.connection.established:
-                self._objects.connected(self._link)
+                self._objects.began(self._link)
             self._obedience.apply_to(self._objects.inputs)
             if self._is_draining:
                 self._objects.inputs.drain()

@@ -238,8 +238,15 @@ class TaskInputs:
         for waiting in self._resolving.values():
             waiting.is_over = True
             self._leave(waiting.lease)
+            for oid in waiting.held:
+                self._objects.release(oid)
         self._waiting.clear()
         self._resolving.clear()
+
+    def lose(self) -> None:
+        """What tasks in the pool use is not counted any more: the store behind it is another one from now on."""
+        for task_id in self._running:
+            self._running[task_id] = []
 
     def _all_waiting(self) -> List[_Waiting]:
         return [waiting for queue in self._waiting.values() for waiting in queue.values()]

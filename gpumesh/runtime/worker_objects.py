@@ -12,6 +12,8 @@ Promises:
    of them has let go.
 2. What a runner had is given back when it is gone: what it was writing is discarded, its mappings count no more, its
    references are released.
+3. A coordinator that is lost takes nothing along that runners have made here and that a kept result or a reference of theirs needs:
+   the same or another one is told of it again (`connected`) and fetches what it lacks. What was asked for is asked again.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import Any, Callable, Dict, List, Optional, Union
+from collections import OrderedDict
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple, Union
 
-from gpumesh.model.payloads import Stored
+from gpumesh.config import MIB
+from gpumesh.model.payloads import Stored, payload_bytes
 from gpumesh.protocol import messages as msg
+from gpumesh.protocol.connection import ObjectDelivered
 from gpumesh.runtime import settings
+from gpumesh.runtime.leftovers import Leftovers, mentions
 from gpumesh.runtime.link import PeerLink
 from gpumesh.runtime.pool import RunnerPool
 from gpumesh.runtime.runner_objects import stored_in
@@ -32,17 +38,26 @@ from gpumesh.runtime.worker_store import Copy, OnFound, OwnStore, SharedStore
 
 logger = logging.getLogger("gpumesh.worker")
 
+SMALL_BYTES_KEPT = 16 * MIB  # Of small objects that runners have put, so that they can be put again; the oldest are not, then.
+SEGMENTS_KNOWN = 64  # Of each runner, the newest: that many maps it may keep.
+
+_Store = Union[SharedStore, OwnStore]
+
 
 class _Account:
     """What one runner has to give back."""
 
-    __slots__ = ("pins", "stale", "grants", "writing")
+    __slots__ = ("pins", "stale", "grants", "writing", "segments")
 
     def __init__(self) -> None:
         self.pins: Dict[int, int] = {}  # Object -> how often it was told where it is.
         self.stale: Dict[int, int] = {}  # The same, told by a coordinator that was lost since.
         self.grants: Dict[int, int] = {}  # Object -> references that the coordinator counts for it.
-        self.writing: Dict[int, int] = {}  # Object that it was given a segment for -> its size.
+        self.writing: Dict[int, Optional[Tuple[_Store, str]]] = {}  # Object that it wants to write -> the segment, once given.
+        self.segments: OrderedDict[str, None] = OrderedDict()  # Names of those in the coordinator's store.
+
+
+_FOR_OWN = frozenset((msg.FetchObject, ObjectDelivered, msg.CancelFetch, msg.ObjectStored, msg.FreeObjects, msg.ObjectSent))
 
 
 class WorkerObjects:
@@ -51,6 +66,7 @@ class WorkerObjects:
     Args:
         report: Results of tasks that never reached the pool.
         on_idle: Called when a worker that is leaving may have nothing left to do here.
+        kept: The results that are kept until they have arrived.
     """
 
     def __init__(
@@ -60,13 +76,15 @@ class WorkerObjects:
         *,
         report: Callable[[List[Result]], None],
         on_idle: Callable[[], None],
+        kept: Callable[[], Iterable[Result]],
     ) -> None:
         self.pool = pool
         self.link: Optional[PeerLink] = None
         self.limit = settings.object_memory()
         self.loop = loop
         self._on_idle = on_idle
-        self._way: Union[SharedStore, OwnStore, None] = None
+        self._kept = kept
+        self._way: Optional[_Store] = None
         self._own: Optional[OwnStore] = None  # Stays for the next connection.
         self._undecided: List[Callable[[], None]] = []  # What waits for the way to be known.
         self._is_asking = False
@@ -76,33 +94,134 @@ class WorkerObjects:
         self.inputs = TaskInputs(self, report)
         self._accounts: Dict[int, _Account] = {}
         self._results: Dict[int, int] = {}  # Large object put by a runner -> that runner; until it was told as a result.
+        # Objects put by runners, the oldest first, as they were put; and the file, of those in the coordinator's store.
+        self._made: Dict[int, Tuple[msg.PutObject, str]] = {}
+        self._made_limit = 64
+        self._small_bytes = 0  # Of the small ones among them.
+        self._leftovers = Leftovers()
+        self._unwanted: List[int] = []  # To be deleted, when there is a coordinator again.
 
     # --- the connection
 
-    def connected(self, link: PeerLink) -> None:
-        """There is a coordinator; it knows nothing of what was before."""
+    def began(self, link: PeerLink) -> None:
+        """The first need of objects on a connection."""
         self.link = link
         self._ask_way()
 
+    def connected(self, link: PeerLink) -> List[Tuple[int, int]]:
+        """There is a coordinator again, the same or another: say what is here. Follow this up with the kept results.
+
+        Returns:
+            (object, grants) to be released when those have been sent.
+        """
+        self.link = link
+        self._prune()
+        counts: Dict[int, int] = {}
+        for account in self._accounts.values():
+            for oid, count in account.grants.items():
+                counts[oid] = counts.get(oid, 0) + count
+        passing: Dict[int, int] = {}
+        for own, *others in mentions(self._kept()):
+            if own:
+                counts[own] = counts.get(own, 0) + 1  # Which goes with its result.
+            for oid in others:
+                counts[oid] = counts.get(oid, 0) + 1
+                passing[oid] = passing.get(oid, 0) + 1
+        for oid, (message, _) in list(self._made.items()):
+            if counts.get(oid) and self._offer(message):
+                counts[oid] -= 1
+        held = [oid for oid, count in counts.items() for _ in range(count)]
+        if held:
+            self.send(msg.HoldRefs(held))
+        self.send(msg.HoldRefs([], True))
+        unwanted, self._unwanted = self._unwanted, []
+        if unwanted:
+            self.send(msg.DeleteObjects(unwanted))
+        self._ask_way()
+        return list(passing.items())
+
+    def _offer(self, message: msg.PutObject) -> bool:
+        """Tell the coordinator of an object that is here; whether it is."""
+        oid = message.oid
+        if message.data is not None:
+            self.send(message)
+        elif self._own is not None and self._own.has(oid):
+            self._own.offer(message)
+        elif oid in self._leftovers:
+            self.send(message._replace(segment=""))
+        else:
+            return False
+        return True
+
     def disconnected(self) -> None:
-        """The coordinator is lost, and with it every reference of this worker. The pool has been told to abandon its tasks."""
+        """The coordinator is lost."""
         self.link = None
         self._is_asking = False
+        self._prune()
         self.inputs.abandon()
         way, self._way = self._way, None
-        if way is not None:
+        if isinstance(way, SharedStore):
+            self._keep_what_was_made(way)
             way.disconnected()
-        else:  # It was not known yet. What runners want to write stays asked for.
-            for copy in [copy for copy in self._copies.values() if not copy.is_here]:
-                self.found(copy, "", None, "lost: the connection to the coordinator was lost")
-        self._results.clear()
-        for account in self._accounts.values():
-            account.grants.clear()
+        if self._own is not None:
+            self._own.disconnected()
+        self._leftovers.disconnected()
+
+    def _keep_what_was_made(self, way: SharedStore) -> None:
+        for oid, (message, path) in self._made.items():
+            if path:
+                self._leftovers.keep(oid, path, message.nbytes)
+        for runner, account in self._accounts.items():
+            for oid, given in account.writing.items():
+                if given is not None and given[0] is way:
+                    self._leftovers.keep_writing(oid, given[1])
+            if account.segments:
+                self.tell_writers(list(account.segments), runner)
+                account.segments.clear()
 
     def close(self) -> None:
         """The worker ends."""
+        self._leftovers.close()
         if self._own is not None:
             self._own.close()
+
+    # --- what runners have made
+
+    def is_made_here(self, oid: int) -> bool:
+        """Whether a runner of this worker has made it, and it is needed here."""
+        return oid in self._made
+
+    def _note_made(self, message: msg.PutObject, path: str) -> None:
+        self._made[message.oid] = (message, path)
+        if message.data is not None:
+            self._small_bytes += payload_bytes(message.data)
+        if len(self._made) > self._made_limit or self._small_bytes > SMALL_BYTES_KEPT:
+            self._prune()
+
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether `forgotten` has something to do."""
+        return bool(self._leftovers)
+
+    def forgotten(self) -> None:
+        """Some results are not kept any more."""
+        self._prune()
+
+    def _prune(self) -> None:
+        """Forget what nobody would want to have put again."""
+        needed: Set[int] = {oid for found in mentions(self._kept()) for oid in found}  # Only asked for membership.
+        for account in self._accounts.values():
+            needed.update(account.grants)
+        self._made = {oid: made for oid, made in self._made.items() if oid in needed}
+        small = [(oid, payload_bytes(made[0].data)) for oid, made in self._made.items() if made[0].data is not None]
+        self._small_bytes = sum(nbytes for _, nbytes in small)
+        for oid, nbytes in small:
+            if self._small_bytes <= SMALL_BYTES_KEPT // 2:
+                break
+            del self._made[oid]
+            self._small_bytes -= nbytes
+        self._made_limit = 64 + 2 * len(self._made)
+        self._leftovers.keep_only(needed.__contains__)
 
     def send(self, message: Any) -> None:
         """To the coordinator, if there is one."""
@@ -113,6 +232,17 @@ class WorkerObjects:
         """A message of the coordinator, or an event of its connection."""
         if kind is msg.StoreOffer:
             self._decide(message)
+        elif kind is msg.FetchObject and message.oid in self._leftovers:
+            self._leftovers.send(message, self.link)
+        elif kind is msg.FetchObject and self._own is None:
+            self.send(msg.ObjectAt(message.number, message.oid, "", 0, None, "lost: the worker that made it no longer has it"))
+        elif (kind is ObjectDelivered or kind is msg.CancelFetch) and self._leftovers.delivered(message.number):
+            pass
+        elif kind is msg.ObjectStored and message.oid in self._leftovers:
+            self._leftovers.stored(message.oid)
+            self.may_be_idle()
+        elif self._own is not None and kind in _FOR_OWN:
+            self._own.handle(kind, message)
         elif self._way is not None:
             self._way.handle(kind, message)
 
@@ -204,18 +334,21 @@ class WorkerObjects:
             del self._copies[copy.oid]
             self.copy_bytes -= copy.nbytes
 
-    def lose_copies(self, reason: str) -> None:
-        """Nothing of what is here may be used any more: the store behind it is gone."""
-        copies, self._copies = self._copies, {}
-        self.copy_bytes = 0
-        for copy in copies.values():
-            for then in copy.waiting:
-                then(None, f"lost: {reason}")
+    def lose_copies(self) -> None:
+        """Nothing of what is here may be used any more: the store behind it is gone. What was sought is sought in the next."""
+        self._copies = {oid: copy for oid, copy in self._copies.items() if not copy.is_here}
+        self.copy_bytes = sum(copy.nbytes for copy in self._copies.values())
+        self.seek_again(self._copies.values())
+        self.inputs.lose()
         for account in self._accounts.values():
             for oid, count in account.pins.items():
                 account.stale[oid] = account.stale.get(oid, 0) + count
             account.pins.clear()
-            account.writing.clear()
+
+    def seek_again(self, copies: Iterable[Copy]) -> None:
+        """These were not found because the connection broke."""
+        for copy in copies:
+            self._with_way(lambda copy=copy: self._resolve(copy))  # type: ignore[misc]
 
     def copy_of(self, oid: int) -> Optional[Copy]:
         """The copy that somebody uses or waits for."""
@@ -224,7 +357,7 @@ class WorkerObjects:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits here and every result has been handed over."""
-        return self.inputs.is_idle and (self._way is None or self._way.is_idle)
+        return self.inputs.is_idle and self._leftovers.is_idle and (self._own is None or self._own.is_idle)
 
     def may_be_idle(self) -> None:
         """Something that a leaving worker waits for is done."""
@@ -270,15 +403,11 @@ class WorkerObjects:
         """A runner wants something."""
         account = self._account(runner)
         if kind is msg.CreateSegment:
-            account.writing[message.oid] = message.nbytes
-            self._with_way(lambda: self._create(runner, message))
+            account.writing[message.oid] = None
+            self.create(runner, message.oid, message.nbytes, self._on_created(runner, message))
         elif kind is msg.PutObject:
             account.grants[message.oid] = account.grants.get(message.oid, 0) + 1
-            if not message.segment:
-                self.send(message)
-            elif account.writing.pop(message.oid, None) is not None and self._way is not None:
-                self._results[message.oid] = runner
-                self._way.put(message)
+            self._put(runner, account, message)
         elif kind is msg.LocateObject:
             self.acquire(message.oid, message.nbytes, self._on_located(runner, message.number))
         elif kind is msg.UnpinObjects:
@@ -292,34 +421,77 @@ class WorkerObjects:
         elif kind is msg.ReleaseRefs:
             self._release_refs(runner, message.objects)
         elif kind is msg.DeleteObjects:
-            written = [oid for oid in message.oids if account.writing.pop(oid, None) is not None]
+            written = [oid for oid in message.oids if oid in account.writing]
             for oid in written:
-                self._discard(oid)
+                self._discard(oid, account.writing.pop(oid))
             others = [oid for oid in message.oids if oid not in written]
-            if others:
+            if others and self.link is not None:
                 self.send(msg.DeleteObjects(others))
+            else:
+                self._unwanted.extend(others)
         else:
             raise RuntimeError(f"a runner sent {message!r}")
 
-    def _create(self, runner: int, message: msg.CreateSegment) -> None:
-        assert self._way is not None
+    def create(self, runner: int, oid: int, nbytes: int, then: Callable[[str, str], None]) -> None:
+        """Get a segment for a runner, once there is a store."""
+
+        def ask() -> None:
+            assert self._way is not None
+            account = self._accounts.get(runner)
+            if account is not None and oid in account.writing:
+                self._way.create(runner, oid, nbytes, then)
+
+        self._with_way(ask)
+
+    def _on_created(self, runner: int, message: msg.CreateSegment) -> Callable[[str, str], None]:
         oid = message.oid
 
         def then(path: str, error: str) -> None:
             account = self._accounts.get(runner)
+            way = self._way
+            assert way is not None, oid
             if path and (account is None or oid not in account.writing):
-                self._discard(oid)
+                way.discard(oid)
                 return
             if account is not None and not path:
                 account.writing.pop(oid, None)
+            elif account is not None:
+                account.writing[oid] = (way, path)
+                if way is not self._own:
+                    _remember(account.segments, os.path.basename(path))
             self.pool.send(runner, msg.SegmentCreated(message.number, path, error))
 
-        self._way.create(runner, oid, message.nbytes, then)
+        return then
 
-    def _discard(self, oid: int) -> None:
+    def _put(self, runner: int, account: _Account, message: msg.PutObject) -> None:
+        oid = message.oid
+        if not message.segment:
+            self._note_made(message, "")
+            self.send(message)
+            return
+        given = account.writing.pop(oid, None)
+        if given is None:
+            return
+        way, path = given
+        self._results[oid] = runner
+        if way is self._own:
+            self._note_made(message, "")
+            way.put(message)
+        elif way is self._way:
+            self._note_made(message, path)
+            way.put(message)
+        elif self._leftovers.is_written(oid, message.nbytes):  # For a coordinator that was lost meanwhile.
+            self._note_made(message, "")
+            self.send(message._replace(segment=""))
+
+    def _discard(self, oid: int, given: Optional[Tuple[_Store, str]]) -> None:
         """What a runner was writing is not wanted."""
-        if self._way is not None:
-            self._way.discard(oid)
+        if given is None:
+            return  # It was not given a segment yet, and will not be.
+        if given[0] is self._own or given[0] is self._way:
+            given[0].discard(oid)
+        else:
+            self._leftovers.give_up(oid)
 
     def _on_located(self, runner: int, number: int) -> OnFound:
         def then(copy: Optional[Copy], error: str) -> None:
@@ -357,8 +529,8 @@ class WorkerObjects:
         account = self._accounts.pop(runner, None)
         if account is None:
             return
-        for oid in account.writing:
-            self._discard(oid)
+        for oid, given in account.writing.items():
+            self._discard(oid, given)
         for oid, count in account.pins.items():
             self.release(oid, count)
         for oid in account.grants:
@@ -376,6 +548,13 @@ class WorkerObjects:
         """Segments are gone: their writers let go of them."""
         for each in list(self._accounts) if runner is None else [runner]:
             self.pool.send(each, msg.SegmentsGone(names))
+
+
+def _remember(names: OrderedDict[str, None], name: str) -> None:
+    names[name] = None
+    names.move_to_end(name)
+    while len(names) > SEGMENTS_KNOWN:
+        names.popitem(last=False)
 
 
 def _take(counts: Dict[int, int], oid: int, count: int) -> int:

@@ -8,7 +8,8 @@ own      runner ── CreateSegment, PutObject ──> store here ── PutObj
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Union
+import os
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union
 
 from gpumesh.config import FETCH_WINDOW_BYTES
 from gpumesh.protocol import messages as msg
@@ -43,14 +44,15 @@ class Copy:
 
 
 class SharedStore:
-    """The coordinator's store is this host's."""
+    """The coordinator's store is this host's. A connection has one of its own."""
 
     def __init__(self, objects: WorkerObjects) -> None:
         self.is_idle = True
+        self.folder = ""
         self._objects = objects
         self._next = 1
         self._locating: Dict[int, Copy] = {}
-        self._creating: Dict[int, Callable[[str, str], None]] = {}
+        self._creating: Dict[int, Tuple[int, int, int, Callable[[str, str], None]]] = {}  # As `create` takes them.
 
     def resolve(self, copy: Copy) -> None:
         self._locating[self._next] = copy
@@ -61,7 +63,7 @@ class SharedStore:
         self._objects.send(msg.UnpinObjects([(copy.oid, 1)]))
 
     def create(self, runner: int, oid: int, nbytes: int, then: Callable[[str, str], None]) -> None:
-        self._creating[self._next] = then
+        self._creating[self._next] = (runner, oid, nbytes, then)
         self._objects.send(msg.CreateSegment(self._next, oid, nbytes))
         self._next += 1
 
@@ -77,17 +79,19 @@ class SharedStore:
             if copy is not None:
                 self._objects.found(copy, message.path, message.data, message.error, message.nbytes if message.path else 0)
         elif kind is msg.SegmentCreated:
-            then = self._creating.pop(message.number, None)
-            if then is not None:
-                then(message.path, message.error)
+            waiting = self._creating.pop(message.number, None)
+            if waiting is not None:
+                self.folder = os.path.dirname(message.path) or self.folder
+                waiting[3](message.path, message.error)
         elif kind is msg.SegmentsGone:
             self._objects.tell_writers(message.names)
 
     def disconnected(self) -> None:
+        """Nothing of it can be used any more. What was asked for is asked of the next one."""
         creating, self._creating = self._creating, {}
-        for then in creating.values():
-            then("", "lost: the connection to the coordinator was lost")
-        self._objects.lose_copies("the connection to the coordinator was lost")
+        for runner, oid, nbytes, then in creating.values():
+            self._objects.create(runner, oid, nbytes, then)
+        self._objects.lose_copies()
 
 
 class OwnStore:
@@ -138,9 +142,12 @@ class OwnStore:
         link = self._objects.link
         if path is None:
             self._objects.found(copy, "", None, to_text(error))
-        elif link is None or not link.connection.established or self._objects.copy_of(copy.oid) is not copy:
+        elif self._objects.copy_of(copy.oid) is not copy:
             self._store.discard(copy.oid)
-            self._objects.found(copy, "", None, "lost: the connection to the coordinator was lost")
+            self._objects.found(copy, "", None, "lost: it was given up while there was no room for it")
+        elif link is None or not link.connection.established:
+            self._store.discard(copy.oid)
+            self._objects.seek_again([copy])
         else:
             number, self._next = self._next, OBJECT_TRANSFER | (self._next + 1)
             self._incoming[number] = copy
@@ -178,7 +185,16 @@ class OwnStore:
 
     def put(self, message: msg.PutObject) -> None:
         self._store.seal(message.oid)
+        self.offer(message)
+
+    def has(self, oid: int) -> bool:
+        """Whether it is here, whole."""
+        return self._store.is_sealed(oid)
+
+    def offer(self, message: msg.PutObject) -> None:
+        """The coordinator may fetch it, and is to say when it has it."""
         self._unconfirmed[message.oid] = None
+        self._store.make_evictable(message.oid, is_evictable=False)
         self._objects.send(message._replace(segment=""))
         self._arm()
 
@@ -249,7 +265,7 @@ class OwnStore:
         self._arm()
 
     def disconnected(self) -> None:
-        """What is here belongs to a mesh that is over; runners may still map some of it."""
+        """What was on its way is to come, or to go, anew. Copies that nobody uses go: nobody would tell when they are not wanted."""
         incoming, self._incoming = self._incoming, {}
         outgoing, self._outgoing = self._outgoing, {}
         self._unconfirmed.clear()
@@ -258,11 +274,17 @@ class OwnStore:
             self._store.unpin(oid)
         for copy in incoming.values():
             self._store.release_view(copy.oid)
+            self._store.discard(copy.oid)
+        self._objects.seek_again(incoming.values())
         for row in self._store.describe():
-            if self._store.contains(row["oid"]):
-                self._store.discard(row["oid"])
-        for copy in incoming.values():
-            self._objects.found(copy, "", None, "lost: the connection to the coordinator was lost")
+            oid = row["oid"]
+            if not self._store.is_sealed(oid) or self._objects.is_made_here(oid):
+                continue
+            copy_in_use = self._objects.copy_of(oid)
+            if copy_in_use is None:
+                self._store.discard(oid)
+            else:
+                copy_in_use.is_unwanted = True
         self._arm()
 
     def close(self) -> None:

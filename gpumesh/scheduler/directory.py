@@ -9,6 +9,7 @@ Promises:
 2. Grants are counted: each one given is given back once, by its holder or when its holder is gone; giving back more than
    was given changes nothing.
 3. What is returned as freed is in no table any more, each id once.
+4. The grants of a peer whose connection broke are set aside: they count until it has said anew what it refers to, or is gone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from typing import Dict, Iterable, Iterator, List, Sequence, Tuple, Union
 
 PeerKey = Union[int, str]
 """A client's number or a worker's id."""
+
+
+def aside(peer: PeerKey) -> str:
+    """Who has the grants of a peer whose connection broke."""
+    return f"before {peer}"
 
 
 class ObjectState(enum.Enum):
@@ -94,6 +100,13 @@ class Directory:
         if entry is not None and entry.state is ObjectState.DECLARED:
             entry.state = ObjectState.STORED
 
+    def arrives_again(self, oid: int) -> None:
+        """It was lost, and its maker is back with it."""
+        entry = self._objects.get(oid)
+        if entry is not None and entry.state is ObjectState.LOST:
+            entry.state = ObjectState.DECLARED
+            entry.reason = ""
+
     def lost(self, oid: int, reason: str) -> None:
         """Its bytes are nowhere any more. Whoever refers to it may still ask why."""
         entry = self._objects.get(oid)
@@ -137,6 +150,21 @@ class Directory:
             self._ungrant(entry, peer)
             touched.append(entry)
         return self._collect(touched)
+
+    def set_aside(self, peer: PeerKey) -> List[int]:
+        """Its connection broke: its grants count as those of `aside(peer)` from now on; the objects of which it had copies."""
+        other = aside(peer)
+        for oid in list(self._peers.get(peer, ())):
+            entry = self._objects[oid]
+            count = entry.grants[peer]
+            self._ungrant(entry, peer)
+            self._grant(entry, other, count)
+        if not isinstance(peer, str):
+            return []
+        copied = [oid for oid, entry in self._objects.items() if peer in entry.copies]
+        for oid in copied:
+            del self._objects[oid].copies[peer]
+        return copied
 
     def peer_gone(self, peer: PeerKey) -> List[Entry]:
         """All grants of a peer are void; what is free now."""

@@ -225,9 +225,9 @@ class ObjectStore:
             then, nbytes = given_up
             then(None, self._full(nbytes, Refusal.GONE))
 
-    def make_evictable(self, oid: int) -> None:
-        """The coordinator has it too: from now on it may be dropped to make room."""
-        self._table.make_copy(oid)
+    def make_evictable(self, oid: int, *, is_evictable: bool = True) -> None:
+        """The coordinator has it too: from now on it may be dropped to make room; or that cannot be relied on any more."""
+        self._table.make_copy(oid, is_copy=is_evictable)
 
     # --- time
 

@@ -169,7 +169,7 @@ class SegmentWriter:
 
     def __init__(self) -> None:
         self._maps = KeptMaps()
-        self._seen: OrderedDict[str, None] = OrderedDict()  # Names written once: a second time they are worth a map.
+        self._seen: OrderedDict[str, None] = OrderedDict()  # Paths written once: a second time they are worth a map.
 
     def write(self, path: str, nbytes: int, parts: Sequence[Any]) -> None:
         """Write the container of `parts` to the start of a segment.
@@ -195,16 +195,15 @@ class SegmentWriter:
             ) from error
 
     def _write(self, path: str, nbytes: int, parts: Sequence[Any]) -> None:
-        name = os.path.basename(path)
-        kept = self._maps.get(name)
+        kept = self._maps.get(path)  # By path: the store of another coordinator has the same names.
         if kept is None or len(kept) < nbytes:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
-                if name not in self._seen or os.fstat(descriptor).st_size < nbytes:
+                if path not in self._seen or os.fstat(descriptor).st_size < nbytes:
                     _write_file(descriptor, parts)
-                    self._remember(name)
+                    self._remember(path)
                     return
-                kept = self._maps.add(name, descriptor)
+                kept = self._maps.add(path, descriptor)
             finally:
                 os.close(descriptor)
         view = memoryview(kept)
@@ -215,18 +214,21 @@ class SegmentWriter:
 
     def forget(self, names: Iterable[str]) -> None:
         """These segments are gone: give their memory back."""
-        for name in names:
-            self._seen.pop(name, None)
-            self._maps.drop(name)
+        gone = frozenset(names)
+        for path in [path for path in self._seen if os.path.basename(path) in gone]:
+            del self._seen[path]
+        for path in self._maps.names():
+            if os.path.basename(path) in gone:
+                self._maps.drop(path)
 
     def close(self) -> None:
         """Give all maps back."""
         self._seen.clear()
         self._maps.close()
 
-    def _remember(self, name: str) -> None:
-        self._seen[name] = None
-        self._seen.move_to_end(name)
+    def _remember(self, path: str) -> None:
+        self._seen[path] = None
+        self._seen.move_to_end(path)
         while len(self._seen) > 4 * KEPT_MAPS:
             self._seen.popitem(last=False)
 
@@ -286,6 +288,10 @@ class KeptMaps:
         """Close all maps."""
         for name in list(self._maps):
             self.drop(name)
+
+    def names(self) -> List[str]:
+        """Of all segments with a map."""
+        return list(self._maps)
 
     def __len__(self) -> int:
         return len(self._maps)

@@ -327,11 +327,11 @@ class Table:
         assert not self._entries
         self.limit = self.room = min(self.limit, limit)
 
-    def make_copy(self, oid: int) -> None:
-        """The coordinator has it too."""
+    def make_copy(self, oid: int, *, is_copy: bool = True) -> None:
+        """The coordinator has it too, or may have it no more."""
         entry = self.find(oid)
         if entry is not None:
-            entry.is_copy = True
+            entry.is_copy = is_copy
 
     def serve(self, now: float) -> List[Action]:
         """`room` may have changed."""

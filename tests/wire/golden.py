@@ -89,6 +89,7 @@ SAMPLES: Dict[str, Any] = {
     "WorkerChanged": messages.WorkerChanged(tuple(FACTS._replace(devices=(), problem="paused"))),
     "WorkerDraining": messages.WorkerDraining("shutting down"),
     "MeshChanged": messages.MeshChanged(5),
+    "SessionResumed": messages.SessionResumed(True),
     "WorkerReadings": messages.WorkerReadings(
         (tuple(CardReading(CARD, 300_000_000, 2_300_000_000, 97.0, 71.0, 218.5)), tuple(CardReading("mps:0")))
     ),
@@ -133,6 +134,7 @@ SAMPLES: Dict[str, Any] = {
     "CancelFetch": messages.CancelFetch(TRANSFER),
     "UnpinObjects": messages.UnpinObjects(((OBJECT, 1),)),
     "HoldRefs": messages.HoldRefs((OBJECT, OBJECT + 1)),
+    "HoldRefs of a worker that has said all": messages.HoldRefs((), True),
     "ReleaseRefs": messages.ReleaseRefs(((OBJECT, 2),)),
     "DeleteObjects": messages.DeleteObjects((OBJECT,)),
     "FreeObjects": messages.FreeObjects((OBJECT,)),

@@ -56,7 +56,7 @@ def test_a_tag_is_never_given_to_another_message() -> None:
     assert {cls.__name__: tag for cls, tag in messages.TAGS.items()} == {
         "Hello": 0x01, "Challenge": 0x02, "Proof": 0x03, "Welcome": 0x04, "Refused": 0x05, "Ping": 0x06, "Pong": 0x07,
         "Goodbye": 0x08, "UnknownMessage": 0x09, "RegisterWorker": 0x10, "RegisterClient": 0x11, "WorkerChanged": 0x12,
-        "WorkerDraining": 0x13, "MeshChanged": 0x14, "WorkerReadings": 0x15, "DefineFunction": 0x20, "DefineSpec": 0x21, "SubmitTasks": 0x22,
+        "WorkerDraining": 0x13, "MeshChanged": 0x14, "WorkerReadings": 0x15, "SessionResumed": 0x16, "DefineFunction": 0x20, "DefineSpec": 0x21, "SubmitTasks": 0x22,
         "CancelTasks": 0x23, "ResultsReceived": 0x24, "ResubmissionEnds": 0x25, "TaskResults": 0x28, "TaskNotice": 0x29, "TaskOutput": 0x2A, "RunTasks": 0x30,
         "RecallTasks": 0x31, "TasksFinished": 0x32, "ForgetResults": 0x33, "RunnerReady": 0x40, "Query": 0x50, "Answer": 0x51,
         "OpenStore": 0x60, "StoreOffer": 0x61, "CreateSegment": 0x62, "SegmentCreated": 0x63, "PutObject": 0x64,

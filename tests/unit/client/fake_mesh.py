@@ -35,6 +35,7 @@ from gpumesh.protocol.messages import (
     ResubmissionEnds,
     ResultsReceived,
     SegmentCreated,
+    SessionResumed,
     StoreOffer,
     SubmitTasks,
     TaskResults,
@@ -71,6 +72,7 @@ class FakeMesh:
         self.refs: Dict[int, List[int]] = {}  # What they refer to.
         self.full = ""  # Why there is no room.
         self.holds_fetches = False  # Fetches get no answer.
+        self.keeps_sessions = False  # What clients had here is here when they are back.
         self.segments: List[str] = []  # Paths given out.
         self.freed: List[str] = []  # Given out again, the last first.
         self._folder = folder
@@ -185,6 +187,8 @@ class FakeMesh:
         kind = type(event)
         if kind in _RECORDED:
             self.received.append(event)
+            if kind is RegisterClient and event.resumes:
+                connection.send(SessionResumed(self.keeps_sessions))
         elif kind is SubmitTasks:
             self.received.append(event)
             for task_id, payload in zip(event.task_ids, event.payloads):
