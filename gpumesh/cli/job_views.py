@@ -34,12 +34,12 @@ def print_jobs(found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_job(found: Mapping[str, Any], *, everything: bool) -> None:
-    """A job and its tasks: those that run or have failed, or all."""
+    """A job and its tasks, if they are told: those that run or have failed, or all."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    tasks: List[Dict[str, Any]] = list(found["tasks"])
+    tasks: List[Dict[str, Any]] = list(found.get("tasks", ()))
     console.print(
         f"{found['id']} {found['name']}: {found['state']}, {describe_counts(found['counts'])}, submitted "
         f"{_moment(found.get('submitted'))}",

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import os
 import signal
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 
+from gpumesh.cli.main import main
 from tests.integration.programs import Program, Programs, started_programs
 from tests.support.processes import free_port, until
+
+Ask = Callable[..., str]
 
 SCRIPTS = {
     "double.py": """
@@ -51,6 +55,28 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
         programs.serve("--slots", "2", "--db", str(home / "jobs.db"))
         until(lambda: json.loads(said(programs.gpumesh("workers", "--json"))), 20.0)
         yield programs
+
+
+@pytest.fixture
+def ask(mesh: Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Ask]:
+    """Commands that only ask this coordinator something, in this process: ten times as fast."""
+    for name in ("GPUMESH_URL", "GPUMESH_TOKEN", "GPUMESH_LOCAL", "GPUMESH_VERBOSE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HOME", "XDG_CONFIG_HOME", "COLUMNS", "NO_COLOR", "TERM"):
+        monkeypatch.setenv(name, mesh.environment[name])
+    logger = logging.getLogger("gpumesh")
+    handlers, level = logger.handlers[:], logger.level
+
+    def command(*words: str, code: int = 0) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        printed = capsys.readouterr()
+        assert (ended.value.code or 0) == code, printed
+        return printed.out + printed.err
+
+    yield command
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
 
 
 @pytest.fixture
@@ -93,7 +119,7 @@ def marks(tmp_path: Path) -> List[int]:
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
-def test_a_job_from_its_payloads_to_its_results(mesh: Programs, folder: Path, tmp_path: Path) -> None:
+def test_a_job_from_its_payloads_to_its_results(mesh: Programs, ask: Ask, folder: Path, tmp_path: Path) -> None:
     table = tmp_path / "payloads.csv"
     table.write_text("x,name\n1,one\n0.5,\n3,three\n")
 
@@ -104,27 +130,29 @@ def test_a_job_from_its_payloads_to_its_results(mesh: Programs, folder: Path, tm
     assert lines[-1].startswith(f"gpumesh: job {job} has ended: 3 done; ")
     assert any(line.startswith("3/3") for line in lines)
 
-    status = json.loads(said(mesh.gpumesh("status", job, "--json")))
+    status = json.loads(ask("status", job, "--json"))
     assert (status["finished"], status["name"]) == (True, "sweep")
     assert status["counts"]["done"] == 3
     assert [task["result"] for task in status["tasks"]] == [{"y": 2}, {"y": 1.0}, {"y": 6}]
     assert [task["payload"] for task in status["tasks"]] == [{"x": 1, "name": "one"}, {"x": 0.5}, {"x": 3, "name": "three"}]
-    assert f"{job} sweep: done, 3 done" in said(mesh.gpumesh("status", job))
+    assert f"{job} sweep: done, 3 done" in ask("status", job)
 
     output = tmp_path / "results.csv"
-    said(mesh.gpumesh("results", job, "--output", str(output)))
+    ask("results", job, "--output", str(output))
     with open(output, newline="") as file:
         assert [row["result.y"] for row in csv.DictReader(file)] == ["2", "1.0", "6"]
-    assert [one["result"]["y"] for one in json.loads(said(mesh.gpumesh("results", job, "--format", "json")))] == [2, 1.0, 6]
+    assert [one["result"]["y"] for one in json.loads(ask("results", job, "--format", "json"))] == [2, 1.0, 6]
 
-    assert "working on {'x': 3, 'name': 'three'}" in said(mesh.gpumesh("logs", job, "2"))
-    everything = said(mesh.gpumesh("logs", job))
+    assert "working on {'x': 3, 'name': 'three'}" in ask("logs", job, "2")
+    everything = ask("logs", job)
     assert "[0] a word of warning" in everything
     assert "[1] working on {'x': 0.5}" in everything
-    assert job in said(mesh.gpumesh("jobs"))
+    assert job in ask("jobs")
 
 
-def test_a_script_that_fails_ends_waiting_with_1_and_can_be_tried_again(mesh: Programs, folder: Path, tmp_path: Path) -> None:
+def test_a_script_that_fails_ends_waiting_with_1_and_can_be_tried_again(
+    mesh: Programs, ask: Ask, folder: Path, tmp_path: Path
+) -> None:
     mark = tmp_path / "mark"
     payloads = payload_file(folder, [{"x": x, "mark": str(mark)} for x in range(3)])
 
@@ -132,16 +160,16 @@ def test_a_script_that_fails_ends_waiting_with_1_and_can_be_tried_again(mesh: Pr
     job = output.splitlines()[0]
     assert "task 1 failed: " in output
     assert "2 done, 1 failed" in output
-    shown = said(mesh.gpumesh("status", job))
+    shown = ask("status", job)
     assert "this one does not work" in shown
 
     mark.touch()
-    assert "1 task " in said(mesh.gpumesh("retry", job))
-    assert "3 done" in said(mesh.gpumesh("status", job, "--wait"))
-    assert "no task" in said(mesh.gpumesh("retry", job))
+    assert "1 task " in ask("retry", job)
+    assert "3 done" in ask("status", job, "--wait")
+    assert "no task" in ask("retry", job)
 
 
-def test_ctrl_c_ends_the_waiting_and_not_the_job(mesh: Programs, folder: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_waiting_and_not_the_job(mesh: Programs, ask: Ask, folder: Path, tmp_path: Path) -> None:
     waiting = mesh.gpumesh("submit", str(folder / "linger.py"), "--payloads", lingering(tmp_path, folder, 2), "--wait")
     job = waiting.wait_for(r"^(j-\S+)").group(1)
     until(lambda: len(marks(tmp_path)) == 2, 20.0)
@@ -154,39 +182,39 @@ def test_ctrl_c_ends_the_waiting_and_not_the_job(mesh: Programs, folder: Path, t
     following = mesh.gpumesh("logs", job, "--follow")
     following.wait_for("waiting")
     (tmp_path / "gate").touch()
-    assert "2 done" in said(mesh.gpumesh("status", job, "--wait"))
+    assert "2 done" in ask("status", job, "--wait")
     assert "[1] 101" in said(following) or "waiting" in said(following)
 
 
 @pytest.mark.parametrize("command", [("cancel",), ("kill", "--force")])
 def test_a_job_that_is_ended_ends_what_runs_and_never_starts_the_rest(
-    command: List[str], mesh: Programs, folder: Path, tmp_path: Path
+    command: List[str], ask: Ask, folder: Path, tmp_path: Path
 ) -> None:
     payloads = lingering(tmp_path, folder, 6)
-    job = said(mesh.gpumesh("submit", str(folder / "linger.py"), "--payloads", payloads)).splitlines()[0]
+    job = ask("submit", str(folder / "linger.py"), "--payloads", payloads).splitlines()[0]
     until(lambda: len(marks(tmp_path)) == 2, 20.0)
 
-    assert job in said(mesh.gpumesh(command[0], job, *command[1:]))
+    assert job in ask(*command[:1], job, *command[1:])
 
-    assert "cancelled" in said(mesh.gpumesh("status", job, "--wait"), code=1)
-    status = json.loads(said(mesh.gpumesh("status", job, "--json")))
+    assert "cancelled" in ask("status", job, "--wait", code=1)
+    status = json.loads(ask("status", job, "--json"))
     assert (status["finished"], status["counts"]["cancelled"]) == (True, 6)
     assert len(marks(tmp_path)) == 2
-    assert "had ended" in said(mesh.gpumesh(command[0], job, *command[1:]))
+    assert "had ended" in ask(*command[:1], job, *command[1:])
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel", "retry", "kill", "results"])
-def test_a_job_that_does_not_exist_is_one_line(command: str, mesh: Programs) -> None:
-    output = said(mesh.gpumesh(command, "j-22222222"), code=1)
+def test_a_job_that_does_not_exist_is_one_line(command: str, ask: Ask) -> None:
+    output = ask(command, "j-22222222", code=1)
 
     assert output.startswith("gpumesh: ")
     assert "j-22222222" in output
-    assert output.count("\n") == 0
+    assert output.count("\n") == 1
 
 
-def test_the_status_of_the_mesh_names_its_workers_and_unfinished_jobs(mesh: Programs) -> None:
-    assert "1 worker with 2 slots; 0 running tasks, 0 waiting" in said(mesh.gpumesh("status"))
-    found = json.loads(said(mesh.gpumesh("status", "--json")))
+def test_the_status_of_the_mesh_names_its_workers_and_unfinished_jobs(ask: Ask) -> None:
+    assert "1 worker with 2 slots; 0 running tasks, 0 waiting" in ask("status")
+    found = json.loads(ask("status", "--json"))
     assert len(found["workers"]) == 1
     assert found["jobs"] == []
 
