@@ -354,6 +354,26 @@ ROWS: Tuple[Row, ...] = (
         )
     ),
     Row(
+        "deaths",
+        "40 tasks of 0.25 s, kill -9 of a process: past the ideal",
+        "process_over_s",
+        "s",
+        smaller_is_better=True,
+        bars=(Bar(0.35),),
+        goals=(Bar(1, "ray"), Bar(1, "dask")),
+        is_ratio_useful=False,
+    ),
+    Row("deaths", "its task runs again after", "process_wait_s", "s", smaller_is_better=True, is_ratio_useful=False),
+    Row(
+        "deaths",
+        "kill -9 of a worker: its task runs again after",
+        "worker_wait_s",
+        "s",
+        smaller_is_better=True,
+        bars=(Bar(0.75),),  # The rest of what the other one runs, and half a second to notice.
+        is_ratio_useful=False,
+    ),
+    Row(
         "jobs",
         "script tasks accepted, on disk",
         "accepted_per_s",

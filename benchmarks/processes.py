@@ -37,6 +37,18 @@ def descendants(pid: int) -> List[int]:
     return sorted(child for child in found if is_running(child))
 
 
+def parent(pid: int) -> int:
+    """The process that has started this one.
+
+    Raises:
+        ProcessLookupError: There is no such process.
+    """
+    fields = _stat_fields(pid)
+    if fields is None:
+        raise ProcessLookupError(pid)
+    return int(fields[1])
+
+
 def is_running(pid: int) -> bool:
     """Whether the process exists and is not a zombie."""
     fields = _stat_fields(pid)

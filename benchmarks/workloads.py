@@ -1,6 +1,6 @@
 """What is measured: the workloads of small tasks, which take an opened system and return its figures, and the list of all workloads.
 
-Those of values are in objects.py, those of the wire in transfers.py, those of jobs in jobs.py, those of unlike machines in unlike.py, `start` is in running.py.
+Those of values are in objects.py, those of the wire in transfers.py, those of jobs in jobs.py, those of deaths in deaths.py, those of unlike machines in unlike.py, `start` is in running.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from benchmarks import processes
+from benchmarks.deaths import deaths
 from benchmarks.figures import Metrics, percentile
 from benchmarks.functions import echo, nap, noop
 from benchmarks.jobs import jobs
@@ -232,6 +233,7 @@ WORKLOADS: Dict[str, Workload] = {
     "latency_under_transfer": Workload(
         latency_under_transfer, Size({"*": 2000}, {"*": 200}), 90.0, systems=("gpumesh",), needs_system=False
     ),
+    "deaths": Workload(deaths, Size({"*": 40}, {"*": 12}), 180.0, systems=STORES, needs_system=False),
     "jobs": Workload(jobs, Size({"*": 50_000}, {"*": 2000}), 120.0, systems=("gpumesh",), needs_system=False),
     "unlike": Workload(unlike, Size({"*": 1000}, {"*": 100}), 240.0, {"ray": 1}, systems=STORES, needs_system=False),
     "unlike_burning": Workload(

@@ -67,6 +67,9 @@ class Machines(Protocol):
     def run(self, function: Callable[..., Any], items: Sequence[Any], *, way: str, is_idempotent: bool) -> List[Any]:
         """One task for each item, all at once; all results, in any order."""
 
+    def worker_of(self, pid: int) -> int:
+        """The process that stands for the whole machine on which this one runs tasks; itself if there is none but that."""
+
 
 class SystemOfMachines(Protocol):
     """What a system that can run on several machines has beside the face of `System`."""

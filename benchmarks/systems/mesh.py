@@ -110,5 +110,8 @@ class MeshOfMachines:
 
         return list(accelerate(self._mesh, idempotent=is_idempotent)(function).map([(item,) for item in items]))
 
+    def worker_of(self, pid: int) -> int:
+        return processes.parent(processes.parent(pid))  # The agent, above the process that starts runners.
+
 
 SYSTEM = Mesh

@@ -115,5 +115,8 @@ class RayMachines:
         results: List[Any] = self._ray.get([remote.remote(item) for item in items])
         return results
 
+    def worker_of(self, pid: int) -> int:
+        return processes.parent(pid)  # The raylet.
+
 
 SYSTEM = Ray

@@ -404,7 +404,7 @@ def test_anything_may_happen_in_any_order() -> None:
         SchedulerMachine,
         settings=settings(
             phases=(Phase.reuse, Phase.generate, Phase.shrink),
-            max_examples=400,
+            max_examples=450,
             stateful_step_count=64,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -154,6 +154,8 @@ def test_the_bars_are_those_of_the_plan() -> None:
         ("cross_host", "result_over_plain"): ([(0.6, None)], [(0.9, None)]),
         ("latency_under_transfer", "client_p99_ms"): ([(5, None)], [(2, None)]),
         ("latency_under_transfer", "worker_p99_ms"): ([(5, None)], [(2, None)]),
+        ("deaths", "process_over_s"): ([(0.35, None)], [(1, "ray"), (1, "dask")]),
+        ("deaths", "worker_wait_s"): ([(0.75, None)], []),
         ("jobs", "accepted_per_s"): ([(5000, None)], []),
         ("jobs", "latency_over_idle"): ([(1.5, None)], []),
         ("unlike", "even_over_bound"): ([(1.08, None), (1, "dask")], [(1.03, None)]),
