@@ -30,7 +30,11 @@ TICK_SECONDS = 0.02
 SETTLE_SECONDS = 90.0  # From the last fault until every task is accounted for: more than any time limit in the mesh.
 QUIET_SECONDS = 30.0  # From then on until memory, descriptors and processes are back.
 LEFT_SECONDS = 10.0  # From the end of all until nothing of it is left.
-MEMORY_SHARE, MEMORY_BYTES = 0.25, 24e6  # Above what it was: either is a fragmented heap, both are a leak.
+MEMORY_SHARE, MEMORY_BYTES = 0.25, 24e6  # Above what it was, whichever is more: a heap has holes.
+CLIENT_MEMORY_BYTES = (
+    60e6  # The same for a client: its heap is as large as its largest backlog was. What it holds is counted, too:
+)
+CLIENT_BLOCKS = 15_000  # Python's blocks of memory in use, above what there were: far less than one for each task.
 DESCRIPTORS = 4  # Of a store that nothing was large enough for before.
 SHOWN_VIOLATIONS = 30
 
@@ -72,12 +76,20 @@ class Chaos:
         if not self._settle("the warm-up"):
             return
         self.before = mesh.usage()
+        idle_before = dict(self._idle)
         self._say(f"quiet: {_shown(self.before)}")
         self._start = time.monotonic()
         self._order("go")
         self._go_on(self._seconds, with_faults=True)
         self._settle("the last fault")
         self._check_usage()
+        for client, counts in self._idle.items():
+            blocks, earlier = counts.get("blocks", 0), idle_before[client].get("blocks", 0)
+            self._say(f"{client} holds {blocks} blocks of memory, {earlier} before")
+            if blocks > earlier + CLIENT_BLOCKS:
+                self._complain(
+                    "not back to the start", text=f"blocks of memory in use in {client}: {blocks} now, {earlier} before"
+                )
         self._check_marks()
         for text in mesh.tracebacks():
             self._complain("a traceback in a log", text=text)
@@ -258,7 +270,7 @@ def _grown(before: Dict[str, Dict[str, float]], after: Dict[str, Dict[str, float
         for what, value in usage.items():
             limit = before[name][what]
             if what.startswith("memory"):
-                limit += max(limit * MEMORY_SHARE, MEMORY_BYTES)
+                limit += max(limit * MEMORY_SHARE, CLIENT_MEMORY_BYTES if name.startswith("client") else MEMORY_BYTES)
             elif what == "descriptors":
                 limit += DESCRIPTORS
             if value > limit or (what == "processes" and value < limit):

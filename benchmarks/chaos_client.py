@@ -419,7 +419,7 @@ def _obey(client: Client, say: Callable[[Dict[str, Any]], None]) -> None:
             is_held = False
             gc.collect()
             system.trim_memory()  # So that what is left is what is held, not what lies between.
-            say({"idle": client.accounts.counts()})
+            say({"idle": {**client.accounts.counts(), "blocks": sys.getallocatedblocks()}})
         if now - told_at >= REPORT_SECONDS:
             told_at = now
             say({"counts": client.accounts.counts()})
