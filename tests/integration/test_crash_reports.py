@@ -7,11 +7,11 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Iterator, List
+from typing import Any, Iterator, List
 
 import pytest
 
-from gpumesh.errors import WorkerCrashedError
+from gpumesh.errors import TaskCancelledError, WorkerCrashedError
 from gpumesh.runtime.embedded import EmbeddedMesh
 from gpumesh.runtime.system import OOM_SCORE_OF_RUNNERS
 from tests.support import tasks
@@ -143,3 +143,31 @@ def test_a_task_that_never_survives_tells_of_every_attempt(client: Client) -> No
     lines = text[text.index("3 attempts failed:") :].splitlines()[1:]
     assert len(lines) == 3
     assert all(str(worker["hostname"]) in line for line in lines)
+
+
+def delayed(client: Client) -> List[Any]:
+    return [view for view in client.session.query("waiting") if view["state"] == "delayed"]
+
+
+def test_attempts_are_made_with_growing_pauses_in_which_the_task_holds_nothing(client: Client) -> None:
+    started = time.monotonic()
+    future = client.remote(tasks.die, retries=2, backoff=0.3)
+
+    (view,) = until(lambda: delayed(client), 10, what="a task that waits for its second attempt")
+    assert list(view["functions"]) == ["die"]
+    assert "tried again in 0." in view["reason"]
+    assert [client.remote(tasks.noop, n).result(10) for n in range(3)] == [0, 1, 2]
+    with pytest.raises(WorkerCrashedError, match="3 attempts failed"):
+        future.result(20)
+    assert time.monotonic() - started >= 0.3 + 0.6
+
+
+def test_a_pause_can_be_cut_short(client: Client) -> None:
+    future = client.remote(tasks.die, retries=2, backoff=60.0)
+    until(lambda: delayed(client), 10, what="a task that waits for its second attempt")
+
+    assert future.cancel()
+
+    with pytest.raises(TaskCancelledError):
+        future.result(10)
+    until(lambda: not delayed(client), 10, what="that it does not wait any more")
