@@ -128,7 +128,6 @@ class Spawner:
             preload(request["role"])
         own: Optional[socket.socket] = None
         other: Optional[socket.socket] = None
-        kills = _memory_kills() if request["role"] == "runner" else None
         if request["role"] == "worker":
             own, other = socket.socketpair()  # The agent's own channel to this spawner, for its runners.
         try:
@@ -144,7 +143,7 @@ class Spawner:
         if pid == 0:
             self._become_child(request, own, other)
         if request["role"] == "runner":
-            self._kills_before[pid] = kills
+            self._kills_before[pid] = _memory_kills()  # Now: the first look takes longer than its start should.
             self._pages[pid] = request["fd_list"].pop(1)
         for fd in request["fd_list"]:
             os.close(fd)

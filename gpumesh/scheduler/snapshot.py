@@ -29,7 +29,8 @@ def waiting_views(
 ) -> List[Dict[str, Any]]:
     """One dict for each client's ready tasks of each requirement: `functions`, `needs`, `count`, `client`, `state`, `reason`.
 
-    The state is "infeasible" where nobody who is connected can ever run them, and `reason` says why; else "queued". Behind them the same of
+    The state is "infeasible" where nobody who is connected can ever run them, and `reason` says why; else "queued", and there is a reason
+    only if they have failed before and not everybody may have them. Behind them the same of
     those that have failed and are tried again later, "delayed", one for each function; `reason` says when.
     """
     views = [_waiting_view(group, lane, workers) for group in groups for lane in group.lanes.values() if lane.count]
@@ -53,13 +54,16 @@ def _delayed_view(spec: Spec, waits: List[float]) -> Dict[str, Any]:
 def _waiting_view(group: Group, lane: Lane, workers: Sequence[Worker]) -> Dict[str, Any]:
     names = list(dict.fromkeys(run.spec.spec.name for run in lane.runs))
     is_possible = bool(group.workers)
+    only, avoid = group.confinement
+    suspected = f"failed on {' and '.join(only)}, and stays there" if only else ""
+    suspected = f"failed on {avoid[0]}, and waits for another worker" if avoid else suspected
     return {
         "functions": names,
         "needs": show_requirement(group.need),
         "count": lane.count,
         "client": lane.client.name,
         "state": QUEUED if is_possible else INFEASIBLE,
-        "reason": "" if is_possible else explain(names[0], group.need, workers, client=lane.client.name),
+        "reason": suspected if is_possible else explain(names[0], group.need, workers, client=lane.client.name),
     }
 
 

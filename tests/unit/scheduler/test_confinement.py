@@ -163,3 +163,14 @@ def test_what_is_kept_of_confined_tasks_does_not_grow_for_ever(mesh: ClusterUnde
         mesh.finish(other, task(number), attempt=2)
 
     assert len(mesh.cluster._clients[ClientNumber(1)].confined) <= CONFINED_SPECS
+
+
+def test_why_they_wait_is_shown(mesh: ClusterUnderTest) -> None:
+    for name in "ba":
+        mesh.connect(name)
+        mesh.submit(1, STUBBORN)
+    mesh.finish("a", task(1), status=Status.CRASHED)
+
+    (view,) = mesh.cluster.waiting(mesh.now)
+
+    assert (view["state"], view["reason"]) == ("queued", "failed on a, and waits for another worker")
