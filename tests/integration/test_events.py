@@ -47,6 +47,7 @@ def test_joins_pauses_deaths_and_strangers_are_told(programs: Programs, tmp_path
 
         victim = programs.gpumesh("join", url, "--slots", "1", GPUMESH_TOKEN="t")
         victim.wait_for("works for")
+        until(lambda: len(of_kind("joined", mesh.events())) == 2, 20.0)
         victim.remember_children()
         os.kill(victim.process.pid, signal.SIGKILL)
         until(lambda: of_kind("died", mesh.events()), 20.0)
