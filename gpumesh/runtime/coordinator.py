@@ -806,10 +806,10 @@ class Coordinator:
             history[0]["left_out"] = history[0].get("left_out", 0) + 1
         reason = str(attempt.get("reason") or Status(action.status).name.lower().replace("_", " "))
         code = f", exit code {attempt['exit']}" if "exit" in attempt else ""
-        words = (
-            f"task {action.task_id:x} runs again (attempt {action.attempt}); on {attempt['worker']} it failed: {reason}{code}"
-        )
-        self.events.note("retry", words, task=action.task_id, worker=action.worker)
+        job, place = self._jobs.place_of(action.task_id) if self._jobs is not None else ("", 0)
+        name = f"task {place} of job {job}" if job else f"task {action.task_id:x}"
+        words = f"{name} runs again (attempt {action.attempt}); on {attempt['worker']} it failed: {reason}{code}"
+        self.events.note("retry", words, task=place if job else action.task_id, job=job, worker=action.worker)
 
     def _attempt(self, ident: str, status: int, details: Dict[str, Any]) -> Dict[str, Any]:
         """A failed attempt for people."""

@@ -691,6 +691,11 @@ class JobService:
             self._changed(active)
             self._finish_if_done(active)
 
+    def place_of(self, row: int) -> Tuple[str, int]:
+        """The job of a task that is with the scheduler, and its place among the payloads; ("", 0) if it is not."""
+        job = self._book.job_of(row)
+        return (job.id, row - job.first) if job is not None else ("", 0)
+
     def noticed(self, row: int, text: str) -> None:
         """The scheduler has something to say of a task that goes on."""
         job = self._book.job_of(row)

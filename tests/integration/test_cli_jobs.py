@@ -33,6 +33,15 @@ if payload["x"] == 1 and not pathlib.Path(payload["mark"]).exists():
     sys.exit("this one does not work")
 print(payload["x"])
 """,
+    "die.py": """
+import json, os, pathlib, signal, sys
+payload = json.load(sys.stdin)
+mark = pathlib.Path(payload["mark"])
+if not mark.exists():
+    mark.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+print(7)
+""",
     "linger.py": """
 import json, os, pathlib, sys, time
 payload = json.load(sys.stdin)
@@ -167,6 +176,21 @@ def test_a_script_that_fails_ends_waiting_with_1_and_can_be_tried_again(
     assert "1 task " in ask("retry", job)
     assert "3 done" in ask("status", job, "--wait")
     assert "no task" in ask("retry", job)
+
+
+def test_a_task_that_was_killed_runs_again_and_says_so(ask: Ask, folder: Path, tmp_path: Path) -> None:
+    payloads = payload_file(folder, [{"mark": str(folder)}, {"mark": str(tmp_path / "mark")}])
+
+    told = ask("submit", str(folder / "die.py"), "--payloads", payloads, "--wait")
+
+    job = told.splitlines()[0]
+    tasks = json.loads(ask("status", job, "--json"))["tasks"]
+    assert [task["result"] for task in tasks] == [7, 7]
+    assert [[attempt["status"] for attempt in task["attempts"]] for task in tasks] == [["ok"], ["crashed", "ok"]]
+    events = [json.loads(line) for line in ask("events", "--json").splitlines()]
+    (retry,) = [event for event in events if event["kind"] == "retry"]
+    assert (retry["job"], retry["task"]) == (job, 1)
+    assert f"task 1 of job {job} runs again (attempt 2)" in retry["text"]
 
 
 def test_ctrl_c_ends_the_waiting_and_not_the_job(mesh: Programs, ask: Ask, folder: Path, tmp_path: Path) -> None:
