@@ -304,6 +304,19 @@ def test_the_newest_jobs_are_listed_oldest_first(answers: Answers) -> None:
     assert answers.read(lambda reader: reader.jobs(0)) == []
 
 
+def test_the_tasks_of_many_jobs_are_counted_together(answers: Answers) -> None:
+    for number in range(60):
+        first = answers.submit(f"j-{number:04}", [b"1"] * 3)
+        answers.end(*[done(first + place) for place in range(number % 4)][:3])
+    answers.synced(lambda on_synced: answers.journal.mark_started([1], on_synced))
+    answers.finish("j-0003")
+
+    expected = [{"done": min(number % 4, 3), "pending": 3 - number % 4} for number in range(60)]
+    found = answers.read(lambda reader: [job.counts for job in reader.jobs()])
+    assert found == [{status: count for status, count in counts.items() if count} for counts in expected]
+    assert len(answers.read(lambda reader: reader.unfinished())) == 59
+
+
 def test_a_folder_is_kept_once_and_needs_not_come_again(answers: Answers) -> None:
     journal = answers.journal
     assert not journal.has_code(DIGEST)

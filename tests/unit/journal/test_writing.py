@@ -211,6 +211,9 @@ def test_a_request_too_large_for_the_disk_leaves_the_others_alone(small_disk: Sm
     )
 
     assert [error is None for error in errors] == [True, True, False, True, True]
+    assert [str(error) for error in answers.synced(lambda on_synced: journal.accept_job("j-2222", on_synced))] == [
+        "job j-2222 is not complete: payloads of 0 of its 1 tasks came"
+    ]
     assert journal.trouble is None
     assert answers.read(lambda reader: [(job.id, job.counts) for job in reader.jobs()]) == [
         ("j-1111", {"done": 1}),
