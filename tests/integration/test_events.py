@@ -79,6 +79,15 @@ def test_joins_pauses_deaths_and_strangers_are_told(programs: Programs, tmp_path
     assert [json.loads(line) for _, line in as_json.lines][: len(events)] == events
 
 
+def test_objects_that_go_to_disk_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUMESH_OBJECT_MEMORY", "32MB")
+    with GPUMesh.local(workers=1) as mesh:
+        kept = [mesh.put(bytes(12_000_000)) for _ in range(4)]
+        spilled = until(lambda: of_kind("spilled", mesh.events()), 20.0)
+        assert "went from the coordinator's memory to its disk" in spilled[0]["text"]
+        assert len(kept) == 4
+
+
 def test_a_retry_says_which_task_where_and_why() -> None:
     with GPUMesh.local(workers=1, slots=1) as mesh:
         from gpumesh import accelerate
