@@ -855,7 +855,7 @@ class Coordinator:
             for result in action.results:
                 self._objects.task_ended(result[0])
         self._ended += len(action.results)
-        client = self._clients.get(action.client)
+        client = self._addressee(action.client)
         if client is not None:
             if self._incoming:
                 self._wanted.append(action.results)
@@ -896,11 +896,17 @@ class Coordinator:
         """A result for a client that this coordinator has not seen yet, or that has not told yet what it waits for."""
         if action.client == JOBS_CLIENT:
             return  # It has always told what it waits for before anybody could send a result.
-        client = self._clients.get(action.client)
-        if client is None:
-            client = self._clients[action.client] = _Client(action.client, None, "")
+        client = self._addressee(action.client)
+        assert client is not None
         self._keep(client, action.worker, action.result)
         self._wanted.append((action.result,))
+
+    def _addressee(self, number: ClientNumber) -> Optional[_Client]:
+        """Whose result it is, also if it has not come back since the coordinator's start: a worker has gone on with its task."""
+        client = self._clients.get(number)
+        if client is None and number != JOBS_CLIENT:
+            client = self._clients[number] = _Client(number, None, "")
+        return client
 
     def _drop_kept(self, client: _Client, task_id: int) -> Tuple[str, Result]:
         """A kept result is sent, or nobody wants it."""
@@ -985,7 +991,7 @@ class Coordinator:
             history.append(self._attempt(str(details["worker"]), _LOST, {}))
         if history:
             details = {**details, "attempts": history}
-        client = self._clients.get(action.client)
+        client = self._addressee(action.client)
         if client is not None:
             worker = str(details.get("worker", ""))
             results = [(action.task_id, int(action.status), details, 0.0)]
