@@ -141,7 +141,7 @@ class Coordinator:
             elif kind is act.Recall:
                 self.to_worker(action.worker, ("recall", action.tasks, action.kill))
             elif kind is act.Deliver:
-                if self.is_incoming and action.client in self.sessions:
+                if self.is_incoming:
                     self.wanted.append(action.results)
                 self.deliver(action.client, action.worker, action.results)
             elif kind is act.Fail:
@@ -160,9 +160,7 @@ class Coordinator:
 
     def deliver(self, client: int, ident: str, results: Sequence[Result]) -> None:
         self.payloads.difference_update(result[0] for result in results)
-        session = self.sessions.get(client)
-        if session is None:
-            return
+        session = self.sessions.setdefault(client, _Session())  # Also for one that this coordinator has not seen yet.
         if session.link is None:
             session.kept.update((result[0], (ident, result)) for result in results)
         else:
