@@ -424,9 +424,9 @@ class Coordinator:
         del self._workers[worker.ident]
         how = "left" if worker.is_leaving else how
         if self._journal is not None:
-            self._journal.worker_left(worker.ident)
             if how == "died":
-                self._note_loss(self._journal)
+                self._note_loss(self._journal)  # First: never is the one forgotten and the other not known.
+            self._journal.worker_left(worker.ident)
         words = f"worker {worker.ident} ({worker.label}) {'has left' if how == 'left' else 'is lost'}: {reason}"
         logger.info("%s", words)
         self.events.note(how, words, worker=worker.ident)
