@@ -90,6 +90,7 @@ def _crash(status: int, details: Dict[str, Any], *, task: str, where: str, reaso
     if not tries:
         tries = [{key: details[key] for key in _ABOUT_ATTEMPT if key in details}]
         tries[0].setdefault("worker", where)
+        tries[0]["status"] = int(status)
     details = {**tries[-1], **details}  # Of a task whose worker was lost as well, only the attempts know how the process died.
     if status == Status.LOST:
         what = f"{task} lost its worker{' ' + where if where else ''}"
