@@ -105,7 +105,7 @@ def test_a_crash_tells_where_and_how() -> None:
 
     with pytest.raises(WorkerCrashedError, match=r"(?s)work.*pc1.*SIGKILL.*out of memory.*boom") as caught:
         future.result()
-    assert caught.value.attempts == [{"worker": "pc1", "exit": -9, "reason": "", "stderr": "boom\n"}]
+    assert caught.value.attempts == [{"worker": "pc1", "status": 3, "exit": -9, "reason": "", "stderr": "boom\n"}]
 
 
 def test_an_error_made_on_this_side_is_raised_as_it_is() -> None:
