@@ -80,7 +80,7 @@ class MemoryJournal(Journal):
 
     @property
     def is_pressed(self) -> bool:
-        return self._nbytes > self._limit_bytes
+        return False  # Nothing waits here: what runs ends and makes room, however much its results weigh.
 
     # --- requests
 
@@ -193,6 +193,7 @@ class MemoryJournal(Journal):
                 job.pending.pop(end.row, None)
                 job.states[end.row] = end
                 self._grow(job, _end_bytes(end) - (_end_bytes(before) if before is not None else 0))
+        self._make_room(0)
         self._answer(on_synced)
 
     def set_job(self, job_id: str, status: str, on_synced: Optional[OnSynced] = None) -> None:
@@ -214,7 +215,7 @@ class MemoryJournal(Journal):
 
     def append_log(self, row: int, attempt: int, stream: int, data: bytes) -> None:
         job = self._job_of(row)
-        if job is None or not data or self._log_bytes > JOURNAL_LOG_BYTES or self.is_pressed:
+        if job is None or not data:
             return
         parts = job.logs.setdefault(row, deque())
         start = parts[-1][1].start + len(parts[-1][1].data) if parts else 0
@@ -230,6 +231,8 @@ class MemoryJournal(Journal):
         job.log_bytes[row] = size
         self._log_bytes += change
         self._grow(job, change)
+        if self._log_bytes > JOURNAL_LOG_BYTES or self._nbytes > self._limit_bytes:
+            self._drop_a_log(row)
 
     def note_event(self, event: EventRecord) -> None:
         self._events[event.number] = event
@@ -281,6 +284,17 @@ class MemoryJournal(Journal):
                 f" {self._nbytes // 1_000_000} MB are in use; start one with `gpumesh serve`, or wait for jobs to finish"
             )
         return ""
+
+    def _drop_a_log(self, but: int) -> None:
+        """Forget the output of the task that was first to write some, other than this one."""
+        for job in self._jobs.values():
+            for row in job.logs:
+                if row != but:
+                    del job.logs[row]
+                    size = job.log_bytes.pop(row)
+                    self._log_bytes -= size
+                    self._grow(job, -size)
+                    return
 
     def _drop_oldest(self) -> None:
         ident = next(iter(self._finished))

@@ -383,3 +383,27 @@ def test_a_journal_in_memory_is_bounded() -> None:
     assert answers.read(lambda reader: [job.id for job in reader.jobs()]) == ["j-0000", "j-0002", "j-0004"]
     assert pruned == ["j-0001"]
     assert [answers.journal.has_code(bytes([number]) * 16) for number in range(3)] == [True, False, True]
+
+
+def test_results_above_the_limit_of_memory_are_kept_and_make_room_of_what_has_finished() -> None:
+    turns = Turns()
+    answers = Answers(MemoryJournal(call_soon=turns.call_soon, limit_bytes=10_000), turns)
+    old = answers.submit("j-0001", [b"1"])
+    answers.end(done(old, b"x" * 4000))
+    answers.finish("j-0001")
+    first = answers.submit("j-0002", [b"1"] * 5)
+
+    answers.end(*[done(first + place, b"x" * 4000) for place in range(5)])
+
+    assert not answers.journal.is_pressed
+    assert answers.read(lambda reader: [(job.id, job.counts) for job in reader.jobs()]) == [("j-0002", {"done": 5})]
+
+
+def test_the_oldest_output_in_memory_goes_first() -> None:
+    turns = Turns()
+    answers = Answers(MemoryJournal(call_soon=turns.call_soon, limit_bytes=10_000), turns)
+    first = answers.submit("j-0001", [b"1"] * 5)
+    for place in range(5):
+        answers.journal.append_log(first + place, 1, 1, b"%d" % place * 3000)
+
+    assert answers.read(lambda reader: [len(reader.log(first + place)) for place in range(5)]) == [0, 0, 1, 1, 1]
