@@ -231,8 +231,9 @@ class MemoryJournal(Journal):
         job.log_bytes[row] = size
         self._log_bytes += change
         self._grow(job, change)
-        if self._log_bytes > JOURNAL_LOG_BYTES or self._nbytes > self._limit_bytes:
-            self._drop_a_log(row)
+        while self._log_bytes > JOURNAL_LOG_BYTES or self._nbytes > self._limit_bytes:
+            if not self._drop_a_log(row):
+                break
 
     def note_event(self, event: EventRecord) -> None:
         self._events[event.number] = event
@@ -285,8 +286,8 @@ class MemoryJournal(Journal):
             )
         return ""
 
-    def _drop_a_log(self, but: int) -> None:
-        """Forget the output of the task that was first to write some, other than this one."""
+    def _drop_a_log(self, but: int) -> bool:
+        """Forget the output of the task that was first to write some, other than this one; whether there was one."""
         for job in self._jobs.values():
             for row in job.logs:
                 if row != but:
@@ -294,7 +295,8 @@ class MemoryJournal(Journal):
                     size = job.log_bytes.pop(row)
                     self._log_bytes -= size
                     self._grow(job, -size)
-                    return
+                    return True
+        return False
 
     def _drop_oldest(self) -> None:
         ident = next(iter(self._finished))
