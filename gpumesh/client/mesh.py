@@ -429,7 +429,8 @@ class GPUMesh:
         """The workers alive: `id`, `hostname`, `device`, `device_name`, `score`, `alive`, `slots`, `running`, `devices`, ... of each.
 
         `device` ("cuda:1", "cpu"), `device_name` and `score` are those of its best usable device, `cpu_score` is of what tasks
-        without a GPU run on, `problem` says why it takes no tasks. Without a mesh it is this machine.
+        without a GPU run on, `problem` says why it takes no tasks; `done` and `crashed` count the tasks that it has ended and the
+        attempts that have ended their process there. Without a mesh it is this machine.
 
         Raises:
             MeshUnavailableError: Nobody answers.

@@ -152,6 +152,10 @@ class Flow:
             self._tasks = {}
             self._cancelled = {}
 
+    def slots(self) -> int:
+        """Of all workers that are here."""
+        return sum(worker.slots for worker in self._workers.values())
+
     def executing_of(self, client: ClientNumber, now: float) -> Dict[int, Tuple[WorkerId, int, float]]:
         """Tasks of a client that may be executing: (worker, attempt, seconds since they were sent there) of each."""
         found: Dict[int, Tuple[WorkerId, int, float]] = {}
@@ -896,6 +900,7 @@ class Flow:
     ) -> bool:
         """Whether an attempt that did not run to its end is delivered as it is; if not, all that follows has been done."""
         spec = batch.spec
+        worker.crashed += status == _CRASHED
         if status == _OUT_OF_MEMORY:
             larger = self._on_larger_cards(worker, batch)
             if larger is not None:

@@ -86,6 +86,7 @@ def _worker_view(worker: Worker) -> Dict[str, Any]:
         running=running,
         queued=len(worker.assigned) - running,
         done=worker.done,
+        crashed=worker.crashed,
         round_trip=worker.round_trip,
     )
     return view

@@ -169,7 +169,7 @@ class Worker:
     """A connected worker."""
 
     __slots__ = ("id", "facts", "slots", "speed", "is_draining", "assigned", "orphans", "recalled", "load", "foreign", "specs",
-                 "cards", "leases", "readings", "round_trip", "trips", "done", "ended_at", "is_counted", "away_until", "away_reason")  # fmt: skip
+                 "cards", "leases", "readings", "round_trip", "trips", "done", "crashed", "ended_at", "is_counted", "away_until", "away_reason")  # fmt: skip
 
     def __init__(self, ident: WorkerId, facts: WorkerFacts) -> None:
         self.id = ident
@@ -191,6 +191,7 @@ class Worker:
         self.round_trip = ROUND_TRIP_FLOOR_SECONDS
         self.trips = 0  # How often it was measured.
         self.done = 0  # Tasks delivered from here.
+        self.crashed = 0  # Attempts that have ended their process here.
         self.ended_at = 0.0  # When results came from here last.
         self.is_counted = False  # Among the healthy ones that clients are told of.
         self.away_until: Optional[float] = None  # It is not connected; given up then.

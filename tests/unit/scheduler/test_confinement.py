@@ -80,6 +80,8 @@ def test_a_task_that_ends_processes_never_tours_the_workers(mesh: ClusterUnderTe
     seen = tour(mesh, STUBBORN)
 
     assert len(set(seen)) == 2
+    crashed = {view["id"]: view["crashed"] for view in mesh.cluster.snapshot(0.0)}
+    assert {place: seen.count(place) for place in crashed} == crashed
     assert seen[0] != seen[1], "first it was tried elsewhere"
 
 
