@@ -198,6 +198,12 @@ class Site:
         programs = [*self.coordinators, *self.workers.values()]
         return [program.output for program in programs if words.search(program.output)]
 
+    def story(self) -> str:
+        """All that the programs said, and where tasks have started."""
+        parts = [f"--- coordinator {number}\n{program.output}" for number, program in enumerate(self.coordinators, 1)]
+        parts += [f"--- worker {place}\n{program.output}" for place, program in self.workers.items()]
+        return "\n".join([*parts, f"--- starts\n{self.starts()}"])
+
     def close(self) -> None:
         """End all that was started on loopback; hosts end theirs."""
         self.go()
@@ -221,6 +227,7 @@ def site_of_hosts(folder: Path, hosts: Optional[Hosts] = None, *, times: Mapping
         yield made
     finally:
         made.close()
+        print(made.story())  # Shown when the test has failed.
 
 
 @contextlib.contextmanager
