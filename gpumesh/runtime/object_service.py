@@ -111,7 +111,7 @@ class ObjectService:
         self._peers: Dict[PeerKey, ObjectPeer] = {}
         self._interrupted: Dict[PeerKey, Dict[int, None]] = {}  # Worker that is away -> objects that were coming from it.
         self._returning: Dict[PeerKey, None] = {}  # Clients that have not said yet all that they refer to.
-        self._unsealed: Dict[PeerKey, Dict[int, int]] = {}  # Client that is away -> segments that it may have written.
+        self._unsealed: Dict[PeerKey, Dict[int, int]] = {}  # Peer that is away -> segments that it may be writing.
         self._alarm = Alarm(loop, self._on_time)
         self._handlers: Dict[type, Callable[[ObjectPeer, Any], str]] = {
             msg.OpenStore: self._on_open,
@@ -688,7 +688,7 @@ class ObjectService:
             store.release_view(oid)
             store.unpin(oid)
         for oid, nbytes in peer.unsealed.items():
-            if is_away and not isinstance(peer.key, str):
+            if is_away:
                 self._unsealed.setdefault(peer.key, {})[oid] = nbytes
             elif store.contains(oid):
                 store.discard(oid, recycle=False)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gpumesh.store.segments import Mapping, SegmentWriter
 
 _OWNER_BITS = 31
+SEGMENT_TRIES = 3  # To write a value, when coordinators are lost meanwhile.
 
 
 class _Input:
@@ -243,11 +244,24 @@ class RunnerObjects:
     def _store(self, payload: Any, oids: Sequence[int]) -> Stored:
         """Write a value into a segment and hand it over; one grant of it is this process's."""
         from gpumesh.store.container import container_bytes
-        from gpumesh.store.segments import SegmentWriter
 
         parts = payload.parts if type(payload) is OutOfBand else [payload]
         nbytes = container_bytes(parts)
-        oid = self._new_oid()
+        for _ in range(SEGMENT_TRIES - 1):
+            try:
+                return self._store_as(self._new_oid(), nbytes, parts, oids)
+            except FileNotFoundError:
+                pass  # The coordinator that gave the segment was lost a moment ago; the agent asks the next one.
+        return self._store_as(self._new_oid(), nbytes, parts, oids)
+
+    def _store_as(self, oid: int, nbytes: int, parts: List[Any], oids: Sequence[int]) -> Stored:
+        """The same under this number.
+
+        Raises:
+            FileNotFoundError: Its segment was gone before it could be written.
+        """
+        from gpumesh.store.segments import SegmentWriter
+
         created = self._create_segment(oid, nbytes)
         try:
             with self._writing:
@@ -257,6 +271,8 @@ class RunnerObjects:
             self._channel.send(PutObject(oid, nbytes, os.path.basename(created.path), None, list(oids)))
         except BaseException as error:
             self._unwanted.append(oid)
+            if isinstance(error, FileNotFoundError):
+                raise
             if isinstance(error, OSError):
                 folder = os.path.dirname(created.path)
                 raise ObjectStoreFullError(f"cannot write {nbytes} bytes to {folder}: {error.strerror}") from error

@@ -362,7 +362,7 @@ def test_a_fetch_that_is_given_up_is_cancelled(far: FakeMesh) -> None:
 def test_a_connection_that_breaks_while_a_value_is_awaited(mesh: FakeMesh) -> None:
     with _session(mesh, reconnect_timeout=30.0) as session:
         space = session.objects()
-        kept, lost = space.put(np.zeros(100_000)), space.put(np.ones(100_000))
+        lost, kept = space.put(np.ones(100_000)), space.put(np.zeros(100_000))
         mesh.holds_fetches = True
         found: List[Any] = []
         thread = threading.Thread(target=lambda: found.append(space.get(kept)))
@@ -378,7 +378,7 @@ def test_a_connection_that_breaks_while_a_value_is_awaited(mesh: FakeMesh) -> No
             space.get(lost)
         held = [oid for message in kinds(mesh, HoldRefs) for oid in message.oids]
         put_again = [message.oid for message in kinds(mesh, PutObject)[2:]]
-        assert sorted([*held, *put_again]) == [kept.oid, lost.oid]
+        assert sorted([*held, *put_again]) == [lost.oid, kept.oid]
 
 
 def test_a_put_survives_the_loss_of_the_connection(mesh: FakeMesh) -> None:
