@@ -21,10 +21,10 @@ from gpumesh.config import (
     INLINE_VALUE_BYTES,
     JOB_NEWS_SECONDS,
     JOB_ONCE_TASKS,
+    JOB_ONCE_TASKS_PER_SLOT,
     JOB_PAGE_BYTES,
     JOB_PAGE_TASKS,
     JOB_WAIT_SECONDS,
-    JOB_WINDOW_TASKS,
 )
 from gpumesh.errors import JournalError
 from gpumesh.journal.base import JobRecord, Journal, JournalReader, TaskEnd, TaskRecord
@@ -84,6 +84,9 @@ class Mesh(Protocol):
 
     def executing_scripts(self) -> Dict[int, Tuple[str, int, float]]:
         """Tasks that workers execute now: (worker, attempt, seconds so far) of each."""
+
+    def script_slots(self) -> int:
+        """Slots of all workers."""
 
     def failed_attempts(self, row: int) -> Sequence[Dict[str, Any]]:
         """Of a task that is tried again."""
@@ -512,8 +515,7 @@ class JobService:
             numbers.append(number)
         priority = spec.variants[0].priority if spec.variants else 0
         is_once = bool(spec.variants) and spec.variants[0].retries == 0
-        most = JOB_ONCE_TASKS if is_once else JOB_WINDOW_TASKS
-        job = Job(spec.job, first_row, spec.count, priority=priority, most=most)
+        job = Job(spec.job, first_row, spec.count, priority=priority, is_once=is_once)
         active = self._active[spec.job] = Active(job, spec, submitted, numbers, digests)
         self._book.add(job)
         return active
@@ -574,6 +576,9 @@ class JobService:
         journal = self._journal
         if self._is_closed or journal.trouble is not None or journal.is_pressed:
             return  # What has ended could not be kept.
+        if any(active.job.is_once for active in self._active.values()):
+            able = max(self._mesh.script_slots(), len(self._mesh.executing_scripts()))
+            self._book.most_once = max(JOB_ONCE_TASKS, JOB_ONCE_TASKS_PER_SLOT * able)
         for page in self._book.wanted():
             self._read_page(page)
 
@@ -656,7 +661,7 @@ class JobService:
             if job is not None:
                 job.has_started = True
                 self._changed(self._active[job.id])
-                if job.most == JOB_WINDOW_TASKS:  # Else that is known on disk already.
+                if not job.is_once:  # Else that is known on disk already.
                     marked.append(row)
         if marked:
             self._journal.mark_started(marked)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
-from gpumesh.config import JOB_LEAST_SHARE_TASKS, JOB_WINDOW_BYTES, JOB_WINDOW_TASKS
+from gpumesh.config import JOB_LEAST_SHARE_TASKS, JOB_ONCE_TASKS, JOB_WINDOW_BYTES, JOB_WINDOW_TASKS
 from gpumesh.model.jobs import CANCELLED, DONE, FAILED, PENDING, QUEUED, RUNNING
 from gpumesh.model.records import NamedTuple
 
@@ -32,25 +32,27 @@ class Wanted(NamedTuple):
     limit: int
     limit_bytes: int
     turn: int  # Of the job's readings.
+    room: int  # For so many of them there is room; the others are with the cluster already.
 
 
 class Job:
     """One job that has not finished."""
 
-    __slots__ = ("id", "first", "total", "priority", "most", "ended", "fed", "cursor", "turn", "is_reading", "is_cancelled", "revived",
+    __slots__ = ("id", "first", "total", "priority", "is_once", "ended", "fed", "cursor", "turn", "is_reading", "passed", "is_cancelled", "revived",
                  "has_started")  # fmt: skip
 
-    def __init__(self, ident: str, first: int, total: int, *, priority: int = 0, most: int = JOB_WINDOW_TASKS) -> None:
+    def __init__(self, ident: str, first: int, total: int, *, priority: int = 0, is_once: bool = False) -> None:
         self.id = ident
         self.first = first  # Row of its first task.
         self.total = total
         self.priority = priority
-        self.most = most  # Of its tasks that may be with the cluster at a time.
+        self.is_once = is_once  # Its tasks may run at most once.
         self.ended: Dict[str, int] = {DONE: 0, FAILED: 0, CANCELLED: 0}
         self.fed: Dict[int, int] = {}  # Row -> bytes of its payload, of those with the cluster.
         self.cursor = first - 1  # All pending rows up to here have been read ...
         self.turn = 0  # Times it began at the front again.
-        self.is_reading = False  # A page behind the cursor is being read.
+        self.is_reading = False  # A page behind the cursor is being read ...
+        self.passed: Dict[int, None] = {}  # ... which may say of these that they are pending: they have ended meanwhile.
         self.is_cancelled = False
         self.revived: Dict[int, None] = {}  # With the cluster, being cancelled, and retried meanwhile: they are to run again.
         self.has_started = False  # Some task of it was given to a worker.
@@ -88,6 +90,7 @@ class JobBook:
     """The jobs that have not finished; see the module's promises."""
 
     def __init__(self, *, window: int = JOB_WINDOW_TASKS, window_bytes: int = JOB_WINDOW_BYTES) -> None:
+        self.most_once = JOB_ONCE_TASKS  # Of one job whose tasks may run at most once, with the cluster at a time.
         self._window = window
         self._window_bytes = window_bytes
         self._jobs: Dict[str, Job] = {}
@@ -142,18 +145,17 @@ class JobBook:
         for job in hungry:
             if room <= 0:
                 break
-            own = min(share, job.most)
-            limit = min(own - len(job.fed), room, job.left - len(job.fed))
-            if limit <= 0 or limit < min(own // 4, len(job.fed)):
+            own = min(share, self.most_once) if job.is_once else share
+            left = job.left - len(job.fed)
+            limit = min(own - len(job.fed), room, left)
+            if limit <= 0 or (limit < left and limit < min(own // 4, len(job.fed))):
                 continue  # Few large pages rather than many small ones.
             room -= limit
+            self._reserved += limit
             job.is_reading = True
             del self._hungry[job]
-            limit += sum(
-                row > job.cursor for row in job.fed
-            )  # Those stand in the way, where a reading began at the front again.
-            self._reserved += limit
-            pages.append(Wanted(job.id, job.cursor, limit, share_bytes, job.turn))
+            there = sum(row > job.cursor for row in job.fed)  # They stand in the way, where a reading began at the front again.
+            pages.append(Wanted(job.id, job.cursor, limit + there, share_bytes, job.turn, limit))
         return pages
 
     def read(self, page: Wanted, rows: Sequence[Row], *, is_last: bool) -> List[int]:
@@ -164,15 +166,20 @@ class JobBook:
             rows: Pending tasks in order, none left out.
             is_last: There are no more behind them.
         """
-        job = self._done_reading(page)
+        job, passed = self._done_reading(page)
         if job is None or job.is_cancelled:
             return []
         if page.turn != job.turn:  # Something was retried meanwhile, which the page may not show.
             self._crave(job)
             return []
-        if rows:
-            job.cursor = rows[-1][0]
-        fresh = [row for row in rows if row[0] not in job.fed]
+        fresh: List[Row] = []
+        for row in rows:
+            if row[0] not in job.fed and row[0] not in passed:
+                if len(fresh) == page.room:
+                    is_last = False
+                    break
+                fresh.append(row)
+            job.cursor = row[0]
         self.feed(job, fresh)
         if not is_last:
             self._crave(job)
@@ -180,7 +187,7 @@ class JobBook:
 
     def unread(self, page: Wanted) -> None:
         """A page could not be read; it will be asked for again when something else happens."""
-        job = self._done_reading(page)
+        job, _ = self._done_reading(page)
         if job is not None and not job.is_cancelled:
             self._crave(job)
             self._is_new = False
@@ -193,12 +200,14 @@ class JobBook:
             self._fed[row] = job
             self._fed_bytes += nbytes
 
-    def _done_reading(self, page: Wanted) -> Optional[Job]:
-        self._reserved -= page.limit
+    def _done_reading(self, page: Wanted) -> Tuple[Optional[Job], Dict[int, None]]:
+        self._reserved -= page.room
         job = self._jobs.get(page.job)
+        passed: Dict[int, None] = {}
         if job is not None:
             job.is_reading = False
-        return job
+            passed, job.passed = job.passed, {}
+        return job, passed
 
     def _crave(self, job: Job) -> None:
         if not job.is_reading and not job.is_cancelled and job.left > len(job.fed):
@@ -216,6 +225,8 @@ class JobBook:
         if job is None:
             return None, state
         self._fed_bytes -= job.fed.pop(row)
+        if job.is_reading:
+            job.passed[row] = None
         is_revived = row in job.revived
         job.revived.pop(row, None)
         if is_revived and state == CANCELLED:

@@ -69,6 +69,7 @@ class Coordinator:
         self.executing: Dict[int, Tuple[str, int, float]] = {}
         self.attempts: Dict[int, List[Dict[str, Any]]] = {}
         self.kept: List[int] = []
+        self.slots = 2
         self.told: List[str] = []
         self.is_submitted_again = False
 
@@ -102,6 +103,9 @@ class Coordinator:
 
     def executing_scripts(self) -> Dict[int, Tuple[str, int, float]]:
         return self.executing
+
+    def script_slots(self) -> int:
+        return self.slots
 
     def failed_attempts(self, row: int) -> Sequence[Dict[str, Any]]:
         return self.attempts.get(row, ())
@@ -484,6 +488,9 @@ def test_what_may_run_once_is_marked_on_disk_before_it_runs(site: Site) -> None:
     site.settle()
 
     assert len(site.mesh.running) == JOB_ONCE_TASKS
+    site.mesh.slots = 100
+    site.end(1)
+    assert len(site.mesh.running) == JOB_ONCE_TASKS + 5, "so many can run at once"
 
 
 def test_what_was_cancelled_while_it_was_being_marked_does_not_run(site: Site) -> None:

@@ -26,8 +26,8 @@ def test_a_small_job_is_read_at_once_and_finishes_with_its_last_task() -> None:
     job = Job("j-1", first=7, total=3)
     book.add(job)
 
-    assert book.wanted() == [Wanted("j-1", after=6, limit=3, limit_bytes=book._window_bytes, turn=0)]
-    assert book.read(Wanted("j-1", 6, 3, 0, 0), rows(7, 3), is_last=True) == [7, 8, 9]
+    assert book.wanted() == [Wanted("j-1", after=6, limit=3, limit_bytes=book._window_bytes, turn=0, room=3)]
+    assert book.read(Wanted("j-1", 6, 3, 0, 0, 3), rows(7, 3), is_last=True) == [7, 8, 9]
     assert book.wanted() == []
     assert job.counts(running=2) == {PENDING: 1, RUNNING: 2, DONE: 0, FAILED: 0, CANCELLED: 0}
 
@@ -231,3 +231,36 @@ def test_the_state_of_a_job_follows_from_its_tasks() -> None:
     assert job_state({**none, DONE: 2, FAILED: 1}, has_started=True) == FAILED
     assert job_state({**none, FAILED: 2, CANCELLED: 1}, has_started=True) == CANCELLED
     assert job_state(none, has_started=False) == DONE, "a job without tasks"
+
+
+def test_what_ended_while_a_page_was_read_makes_no_more_room_than_there_was() -> None:
+    book = JobBook(window=3)
+    job = Job("j-1", first=1, total=9)
+    book.add(job)
+    fed(book, job)
+    book.ended(1, FAILED)
+    book.ended(2, FAILED)
+    book.retry(job)
+    (page,) = book.wanted()
+    assert (page.after, page.limit, page.room) == (0, 3, 2)
+    book.ended(3, DONE)
+
+    assert book.read(page, [(1, 10), (2, 10), (4, 10)], is_last=False) == [1, 2], "there was room for two"
+
+    book.ended(1, DONE)
+    (page,) = book.wanted()
+    assert (page.after, page.room) == (2, 2), "nothing was skipped"
+
+
+def test_what_ended_while_a_page_was_read_does_not_run_again() -> None:
+    book = JobBook(window=4)
+    job = Job("j-1", first=1, total=9)
+    book.add(job)
+    fed(book, job)
+    book.ended(1, FAILED)
+    book.ended(2, FAILED)
+    book.retry(job)
+    (page,) = book.wanted()
+    book.ended(3, DONE)
+
+    assert book.read(page, [(1, 10), (2, 10), (3, 10), (4, 10)], is_last=False) == [1, 2]
