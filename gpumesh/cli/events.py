@@ -35,13 +35,13 @@ def events(
 ) -> None:
     """Show who joined, left or died and why, what ran again, owners' pauses, jobs, refused strangers. Times are the coordinator's."""
     with connected_mesh(url, token, token_file, log_level=logging.ERROR, reconnect_timeout=reconnect_timeout) as mesh:
-        found = mesh.events()
+        patience = Patience(reconnect_timeout)
+        found = patience.ask(mesh.events)
         shown = found if everything else found[-SHOWN:]
         _print(shown, as_json=as_json)
         if not follow:
             return
         newest = found[-1]["number"] if found else 0
-        patience = Patience(reconnect_timeout)
         try:
             while True:
                 time.sleep(EVENT_POLL_SECONDS)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Patience:
-    """Asks, and goes on asking for some time when nobody answers any more.
+    """Asks, and goes on asking for some time when nobody answers any more. Nobody who has never answered is waited for.
 
     Args:
         seconds: How long to look for a coordinator that had answered before.
@@ -22,16 +22,21 @@ class Patience:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._has_answered = False
 
     def ask(self, question: Callable[[], T]) -> T:
         """The answer; while the coordinator is away a person is told so.
 
         Raises:
-            MeshUnavailableError: It did not come back in time.
+            MeshUnavailableError: It is not there, or did not come back in time.
         """
         try:
-            return question()
+            answer = question()
+            self._has_answered = True
+            return answer
         except MeshUnavailableError:
+            if not self._has_answered:
+                raise
             typer.echo(f"gpumesh: lost the coordinator; looking for it for {self._seconds:g} s", err=True)
         give_up_at = time.monotonic() + self._seconds
         while True:

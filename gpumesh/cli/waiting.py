@@ -34,8 +34,15 @@ def wait_for_job(mesh: GPUMesh, job: str) -> int:
     from gpumesh.errors import MeshUnavailableError
 
     paint = _RichPaint(job) if sys.stderr.isatty() else _LinePaint(job)
+    was_there = False
+
+    def draw(status: Mapping[str, Any]) -> None:
+        nonlocal was_there
+        was_there = True
+        paint.draw(status)
+
     try:
-        ended = mesh.wait(job, on_progress=paint.draw, tasks=False)
+        ended = mesh.wait(job, on_progress=draw, tasks=False)
         paint.draw(ended)
         if ended["counts"]["failed"]:
             ended = mesh.status(job)
@@ -45,6 +52,8 @@ def wait_for_job(mesh: GPUMesh, job: str) -> int:
         return 130
     except MeshUnavailableError as error:
         paint.close()
+        if not was_there:
+            raise
         raise MeshUnavailableError(
             f"lost the coordinator at {mesh.url}, and it did not come back; job {job} is in its database and goes on when it is started "
             f"again: `gpumesh status {job} --wait` follows it then"

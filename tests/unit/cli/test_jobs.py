@@ -123,7 +123,7 @@ def test_without_a_terminal_progress_is_not_a_flood_and_the_last_line_always_com
 
 
 def test_a_question_is_asked_until_the_coordinator_is_back(capsys: pytest.CaptureFixture[str]) -> None:
-    answers: List[Any] = [MeshUnavailableError("it is gone"), MeshUnavailableError("it is gone"), 7]
+    answers: List[Any] = [6, MeshUnavailableError("it is gone"), MeshUnavailableError("it is gone"), 7]
 
     def question() -> int:
         answer = answers.pop(0)
@@ -131,7 +131,8 @@ def test_a_question_is_asked_until_the_coordinator_is_back(capsys: pytest.Captur
             raise answer
         return int(answer)
 
-    assert Patience(60.0).ask(question) == 7
+    patience = Patience(60.0)
+    assert [patience.ask(question), patience.ask(question)] == [6, 7]
     assert capsys.readouterr().err.splitlines() == [
         "gpumesh: lost the coordinator; looking for it for 60 s",
         "gpumesh: the coordinator is back",
@@ -142,8 +143,22 @@ def test_a_question_to_a_coordinator_that_stays_away_ends_with_its_error() -> No
     def question() -> None:
         raise MeshUnavailableError("it is gone")
 
+    patience = Patience(0.0)
+    patience.ask(lambda: None)
     with pytest.raises(MeshUnavailableError, match="it is gone"):
-        Patience(0.0).ask(question)
+        patience.ask(question)
+
+
+def test_a_coordinator_that_was_never_there_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    def question() -> None:
+        raise MeshUnavailableError("nothing listens there")
+
+    mesh: Any = Waited(error=MeshUnavailableError("nothing listens there"))
+    with pytest.raises(MeshUnavailableError, match="^nothing listens there$"):
+        Patience(600.0).ask(question)
+    with pytest.raises(MeshUnavailableError, match="^nothing listens there$"):
+        waiting.wait_for_job(mesh, JOB)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_job_is_shown_with_what_runs_and_what_has_failed(
