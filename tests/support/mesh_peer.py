@@ -13,18 +13,32 @@ from tests.support.peers import handshake
 
 
 class MeshPeer:
-    """One authenticated and registered connection."""
+    """One authenticated and registered connection.
+
+    Args:
+        held: What a worker that is back still has, as in RegisterWorker.
+        resumes: It is a client that is back.
+    """
 
     def __init__(
-        self, port: int, token: str, *, client: int = 0, worker: str = "", slots: int = 1, devices: Sequence[DeviceFacts] = ()
+        self,
+        port: int,
+        token: str,
+        *,
+        client: int = 0,
+        worker: str = "",
+        slots: int = 1,
+        devices: Sequence[DeviceFacts] = (),
+        held: Sequence[Any] = (),
+        resumes: bool = False,
     ) -> None:
         self.socket, self.connection = handshake(port, token, role="worker" if worker else "client")
         self.seen: List[Any] = []
         if worker:
             facts = WorkerFacts(hostname=worker, slots=slots, cores=slots, devices=tuple(devices), pid=os.getpid())
-            self.send(RegisterWorker(worker, facts))
+            self.send(RegisterWorker(worker, facts, tuple(held)))
         else:
-            self.send(RegisterClient(client, f"client {client}"))
+            self.send(RegisterClient(client, f"client {client}", resumes))
 
     def send(self, *messages: Any) -> None:
         """Send messages, each at once."""
