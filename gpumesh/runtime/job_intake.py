@@ -14,7 +14,8 @@ from gpumesh.protocol.messages import JobPayloads, SubmitJob
 from gpumesh.runtime.job_views import key_of_record, pack_code, pack_options, plain
 
 if TYPE_CHECKING:
-    from gpumesh.runtime.job_service import JobService, Mesh, Parts
+    from gpumesh.runtime.job_mesh import Mesh, Parts
+    from gpumesh.runtime.job_service import JobService
 
 logger = logging.getLogger("gpumesh.jobs")
 

@@ -15,32 +15,27 @@ import asyncio
 import json
 import logging
 import time
-from typing import Any, Callable, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from gpumesh.config import (
     INLINE_VALUE_BYTES,
-    JOB_NEWS_SECONDS,
     JOB_ONCE_TASKS,
     JOB_ONCE_TASKS_PER_SLOT,
-    JOB_PAGE_BYTES,
-    JOB_PAGE_TASKS,
-    JOB_WAIT_SECONDS,
 )
 from gpumesh.errors import JournalError
 from gpumesh.journal.base import JobRecord, Journal, JournalReader, TaskEnd, TaskRecord
-from gpumesh.model.jobs import CANCELLED, FAILED, PENDING, RUNNING, JobSpec, typed_job_id
+from gpumesh.model.jobs import CANCELLED, FAILED, PENDING, JobSpec
 from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import OutOfBand
 from gpumesh.model.tasks import TaskSpec
-from gpumesh.protocol.messages import ChangeJob, JobPayloads, Query, SubmitJob
+from gpumesh.protocol.messages import ChangeJob, JobPayloads, SubmitJob
+from gpumesh.runtime.job_answers import Active, JobAnswers
 from gpumesh.runtime.job_intake import JobIntake
+from gpumesh.runtime.job_mesh import Mesh, Parts
 from gpumesh.runtime.job_views import (
-    attempt_view,
     job_of_record,
     job_view,
-    record_view,
     task_end,
-    task_view,
     unpack_code,
 )
 from gpumesh.scheduler.jobs import Job, JobBook, Wanted
@@ -50,87 +45,6 @@ logger = logging.getLogger("gpumesh.jobs")
 AGAIN_SECONDS = 1.0  # After the journal could not be read.
 
 JOB_QUERIES = frozenset({"jobs", "job", "job-tasks", "job-wait", "job-logs"})
-
-Parts = Sequence[Tuple[bytes, Any, Tuple[bytes, ...]]]
-"""What DefineCode says of a folder: (digest, archive, needs), in order."""
-
-
-class Mesh(Protocol):
-    """What the jobs need of the coordinator."""
-
-    def answer(self, client: int, number: int, value: Any, error: str = "", kind: str = "") -> None:
-        """To a question or order of a client, if it is still there."""
-
-    def run_script_tasks(self, spec: int, rows: Sequence[int], payloads: Sequence[Any], *, again: bool) -> None:
-        """Give tasks to the scheduler. `again`: workers may have them from before a restart."""
-
-    def cancel_script_tasks(self, rows: Sequence[int], *, force: bool) -> None:
-        """End these. `force`: without giving them time."""
-
-    def define_script(self, number: int, spec: TaskSpec) -> None:
-        """Tasks of that number are of this spec from now on; its code has been defined."""
-
-    def define_script_code(self, parts: Parts, functions: Iterable[bytes]) -> None:
-        """The folder that scripts are in, and their functions, which have no body."""
-
-    def forget_script_code(self, digests: Iterable[bytes]) -> None:
-        """Nothing needs these any more."""
-
-    def no_scripts_left(self) -> None:
-        """All jobs have ended: what the scheduler knows of their specs may go."""
-
-    def code_parts(self, digest: bytes) -> Parts:
-        """What a client has defined under this digest, with what it needs; () if nothing."""
-
-    def executing_scripts(self) -> Dict[int, Tuple[str, int, float]]:
-        """Tasks that workers execute now: (worker, attempt, seconds so far) of each."""
-
-    def script_slots(self) -> int:
-        """Slots of all workers."""
-
-    def failed_attempts(self, row: int) -> Sequence[Dict[str, Any]]:
-        """Of a task that is tried again."""
-
-    def host_of(self, worker: str) -> str:
-        """The host name of a worker; "" if it is not known any more."""
-
-    def results_kept(self, rows: Sequence[int]) -> None:
-        """The ends of these tasks are on disk: their workers may forget them."""
-
-    def scripts_submitted_again(self) -> None:
-        """After a restart: all that may be running has been given to `run_script_tasks`."""
-
-    def note_job(self, kind: str, text: str, job: str) -> None:
-        """An event for people: "accepted", "finished" or "cancelled"."""
-
-
-class _Waiter:
-    """Somebody who wants to hear of a job's progress."""
-
-    __slots__ = ("client", "number", "seen", "timer")
-
-    def __init__(self, client: int, number: int, seen: int) -> None:
-        self.client = client
-        self.number = number
-        self.seen = seen  # Version that it knows.
-        self.timer: Optional[asyncio.TimerHandle] = None
-
-
-class Active:
-    """A job that has not finished, with what the scheduler need not know of it."""
-
-    __slots__ = ("job", "spec", "submitted", "numbers", "digests", "version", "notices", "waiters", "timer")
-
-    def __init__(self, job: Job, spec: JobSpec, submitted: float, numbers: List[int], digests: List[bytes]) -> None:
-        self.job = job
-        self.spec = spec
-        self.submitted = submitted  # Seconds since the epoch.
-        self.numbers = numbers  # Of its variants, as specs of the scheduler.
-        self.digests = digests  # Of what was defined for it.
-        self.version = 1  # Grows with each change that somebody may wait for.
-        self.notices: Dict[str, None] = {}  # What the scheduler has to say of its tasks.
-        self.waiters: List[_Waiter] = []
-        self.timer: Optional[asyncio.TimerHandle] = None  # Until the waiters are told of what is new.
 
 
 class JobService:
@@ -157,6 +71,7 @@ class JobService:
             int, List[Dict[str, Any]]
         ] = {}  # Row -> attempts of before a restart or retry, of those with the scheduler.
         self._intake = JobIntake(self, journal, mesh, wall)
+        self._answers = JobAnswers(loop, mesh, journal, self._active, self._book, self._earlier)
         self._is_closed = False
         self._resubmitting: Dict[Wanted, None] = {}  # Pages of what may be running since before a restart.
         self._retry_timer: Optional[asyncio.TimerHandle] = None
@@ -207,55 +122,34 @@ class JobService:
         self._is_closed = True
         if self._retry_timer is not None:
             self._retry_timer.cancel()
-        for active in self._active.values():
-            if active.timer is not None:
-                active.timer.cancel()
-            for waiter in active.waiters:
-                if waiter.timer is not None:
-                    waiter.timer.cancel()
+        self._answers.close()
         self._journal.close()
 
     # --- what clients want
 
     def on_message(self, client: int, message: Any) -> None:
-        """A SubmitJob, JobPayloads, ChangeJob, or a Query among JOB_QUERIES. What is wrong with it is its answer."""
+        """A SubmitJob, JobPayloads, ChangeJob, or a Query about jobs. What is wrong with it is its answer."""
         kind = type(message)
         if kind is SubmitJob:
             self._intake.begin(client, message)
         elif kind is JobPayloads:
             self._intake.add(client, message)
         elif kind is ChangeJob:
-            self._with_job(client, message.number, message.job, lambda job: self._change(client, message, job))
-        elif kind is Query and message.what == "jobs":
-            self._list(client, message.number)
-        elif kind is Query:
+            self._answers.with_job(client, message.number, message.job, lambda job: self._change(client, message, job))
+        elif message.what not in JOB_QUERIES:
+            self._mesh.answer(client, message.number, None, f"this coordinator knows nothing of {message.what!r}")
+        elif message.what == "jobs":
+            self._answers.list(client, message.number)
+        else:
             arguments = message.arguments if isinstance(message.arguments, dict) else {}
             wanted = arguments.get("job")
-            self._with_job(client, message.number, wanted, lambda job: self._tell(client, message, arguments, job))
+            self._answers.with_job(
+                client, message.number, wanted, lambda job: self._answers.tell(client, message, arguments, job)
+            )
 
     def client_gone(self, client: int) -> None:
         """A client is not connected any more: what it was just submitting is dropped, it will begin again."""
         self._intake.client_gone(client)
-
-    def _with_job(self, client: int, number: int, text: Any, then: Callable[[JobRecord], None]) -> None:
-        """Find a job by what a person typed."""
-        try:
-            ident = typed_job_id(text)
-        except (TypeError, ValueError) as error:
-            self._mesh.answer(client, number, None, str(error), "value" if isinstance(error, TypeError) else "unknown")
-            return
-
-        def found(record: Optional[JobRecord], error: Optional[JournalError]) -> None:
-            if error is not None:
-                self._mesh.answer(client, number, None, str(error), "journal")
-            elif record is None:
-                self._mesh.answer(
-                    client, number, None, f"there is no job {text!r} here; `gpumesh jobs` lists those there are", "unknown"
-                )
-            else:
-                then(record)
-
-        self._journal.read(lambda reader: reader.job(ident), found)
 
     def _change(self, client: int, message: ChangeJob, record: JobRecord) -> None:
         if message.what in ("cancel", "kill"):
@@ -284,7 +178,7 @@ class JobService:
         if is_new:
             self._mesh.note_job("cancelled", f"job {active.job.id} ({active.spec.name}) is cancelled", active.job.id)
         self._mesh.cancel_script_tasks(rows, force=force)
-        self._changed(active)
+        self._answers.changed(active)
         self._finish_if_done(active)
         self.feed()
 
@@ -325,7 +219,7 @@ class JobService:
             self._journal.read(lambda reader: reader.job(job.id), self._not_retried)
 
         self._journal.retry_job(job.id, (FAILED, CANCELLED), status=PENDING, on_synced=synced)
-        self._changed(active)
+        self._answers.changed(active)
 
     def _not_retried(self, record: Optional[JobRecord], error: Optional[JournalError]) -> None:
         """The journal refused: what it says is how things are."""
@@ -335,151 +229,6 @@ class JobService:
         for state in active.job.ended:
             active.job.ended[state] = record.counts.get(state, 0)
         self._finish_if_done(active)
-
-    # --- what clients ask
-
-    def _list(self, client: int, number: int) -> None:
-        def found(records: Optional[List[JobRecord]], error: Optional[JournalError]) -> None:
-            if error is not None:
-                self._mesh.answer(client, number, None, str(error), "journal")
-                return
-            running = self._running()
-            views: List[Dict[str, Any]] = []
-            for record in reversed(records or []):
-                active = self._active.get(record.id)
-                views.append(record_view(record) if active is None else self._view(active, running.get(record.id, 0)))
-            self._mesh.answer(client, number, views)
-
-        self._journal.read(lambda reader: reader.jobs(), found)
-
-    def _tell(self, client: int, query: Query, arguments: Dict[str, Any], record: JobRecord) -> None:
-        active = self._active.get(record.id)
-        if query.what == "job":
-            self._mesh.answer(client, query.number, self._current_view(active, record))
-        elif query.what == "job-tasks":
-            self._tell_tasks(client, query.number, record, first=_count(arguments.get("first")))
-        elif query.what == "job-logs":
-            self._tell_logs(client, query.number, record, task=arguments.get("task"), since=_count(arguments.get("since")))
-        elif active is None:
-            self._mesh.answer(client, query.number, self._current_view(None, record))
-        else:
-            self._wait(client, query.number, active, seen=_count(arguments.get("seen")))
-
-    def _current_view(self, active: Optional[Active], record: JobRecord) -> Dict[str, Any]:
-        if active is None:
-            return {**record_view(record), "version": 0}
-        return self._view(active, self._running().get(record.id, 0))
-
-    def _view(self, active: Active, running: int) -> Dict[str, Any]:
-        job = active.job
-        view = job_view(
-            active.spec,
-            state=job.state(running),
-            counts=job.counts(running),
-            submitted=active.submitted,
-            ended=0.0,
-            notices=list(active.notices),
-        )
-        return {**view, "version": active.version}
-
-    def _running(self) -> Dict[str, int]:
-        """How many tasks of each job are being executed."""
-        counts: Dict[str, int] = {}
-        for row in self._mesh.executing_scripts():
-            job = self._book.job_of(row)
-            if job is not None:
-                counts[job.id] = counts.get(job.id, 0) + 1
-        return counts
-
-    def _tell_tasks(self, client: int, number: int, record: JobRecord, *, first: int) -> None:
-        def found(tasks: Optional[List[TaskRecord]], error: Optional[JournalError]) -> None:
-            if error is not None:
-                self._mesh.answer(client, number, None, str(error), "journal")
-                return
-            tasks = tasks or []
-            active = self._active.get(record.id)
-            executing = self._mesh.executing_scripts() if active is not None else {}
-            views = [self._task_view(task, record.first_row, active, executing) for task in tasks]
-            next_place = first + len(views)
-            self._mesh.answer(
-                client, number, {"tasks": views, "next": next_place if tasks and next_place < record.tasks else -1}
-            )
-
-        self._journal.read(
-            lambda reader: reader.tasks(record.id, first=first, limit=JOB_PAGE_TASKS, max_bytes=JOB_PAGE_BYTES, payloads=True),
-            found,
-        )
-
-    def _task_view(
-        self, task: TaskRecord, first_row: int, active: Optional[Active], executing: Dict[int, Tuple[str, int, float]]
-    ) -> Dict[str, Any]:
-        view = task_view(task, first_row)
-        if active is None or task.row not in active.job.fed:
-            return view
-        where = executing.get(task.row)
-        failed = self._attempts_before(task.row)
-        view.update(status=PENDING, result=None, error=None, worker="", hostname="", attempts=failed)
-        if where is not None:
-            worker, _, seconds = where
-            view.update(status=RUNNING, worker=worker, hostname=self._mesh.host_of(worker), seconds=seconds)
-        return view
-
-    def _attempts_before(self, row: int) -> List[Dict[str, Any]]:
-        """Attempts of a task with the scheduler that have failed."""
-        now = [
-            attempt_view(each.get("worker", ""), each.get("hostname", ""), int(each.get("status", Status.LOST)), each)
-            for each in self._mesh.failed_attempts(row)
-        ]
-        return [*self._earlier.get(row, ()), *now]
-
-    def _tell_logs(self, client: int, number: int, record: JobRecord, *, task: Any, since: int) -> None:
-        row: Optional[int] = None
-        if task is not None:
-            if isinstance(task, bool) or not isinstance(task, int) or not 0 <= task < record.tasks:
-                text = f"job {record.id} has the tasks 0 to {record.tasks - 1}, not {task!r}"
-                self._mesh.answer(client, number, None, text, "value")
-                return
-            row = record.first_row + task
-
-        def found(parts: Optional[List[Any]], error: Optional[JournalError]) -> None:
-            if error is not None:
-                self._mesh.answer(client, number, None, str(error), "journal")
-                return
-            told = [(part[0], part[1] - record.first_row, part[2], part[3], part[4]) for part in parts or ()]
-            self._mesh.answer(client, number, told)
-
-        self._journal.read(lambda reader: reader.job_log(record.id, row=row, after=since, max_bytes=JOB_PAGE_BYTES), found)
-
-    # --- waiting for news
-
-    def _wait(self, client: int, number: int, active: Active, *, seen: int) -> None:
-        if seen != active.version and active.timer is None:
-            self._mesh.answer(client, number, self._view(active, self._running().get(active.job.id, 0)))
-            return
-        waiter = _Waiter(client, number, seen)
-        active.waiters.append(waiter)
-        waiter.timer = self._loop.call_later(JOB_WAIT_SECONDS, self._give_news, active, waiter)
-
-    def _give_news(self, active: Active, waiter: _Waiter) -> None:
-        if waiter in active.waiters:
-            active.waiters.remove(waiter)
-            self._mesh.answer(waiter.client, waiter.number, self._view(active, self._running().get(active.job.id, 0)))
-
-    def _changed(self, active: Active) -> None:
-        active.version += 1
-        if active.waiters and active.timer is None:
-            active.timer = self._loop.call_later(JOB_NEWS_SECONDS, self._on_news, active)
-
-    def _on_news(self, active: Active) -> None:
-        active.timer = None
-        self._answer_waiters(active, self._view(active, self._running().get(active.job.id, 0)))
-
-    def _answer_waiters(self, active: Active, view: Dict[str, Any]) -> None:
-        waiters, active.waiters = active.waiters, []
-        for waiter in waiters:
-            if waiter.timer is not None:
-                waiter.timer.cancel()
-            self._mesh.answer(waiter.client, waiter.number, view)
 
     # --- jobs come and go
 
@@ -549,7 +298,7 @@ class JobService:
         self._let_go_of_code(active)
 
         def synced(error: Optional[JournalError]) -> None:
-            self._answer_waiters(active, {**view, "version": 0})
+            self._answers.end(active, {**view, "version": 0})
 
         self._journal.finish_job(job.id, state, ended, synced)
         counts = job.counts(0)
@@ -660,7 +409,7 @@ class JobService:
             job = self._book.job_of(row)
             if job is not None:
                 job.has_started = True
-                self._changed(self._active[job.id])
+                self._answers.changed(self._active[job.id])
                 if not job.is_once:  # Else that is known on disk already.
                     marked.append(row)
         if marked:
@@ -675,7 +424,7 @@ class JobService:
         concerned: Dict[str, Active] = {}
         where = (worker, self._mesh.host_of(worker) if worker else "")
         for row, status, payload, seconds in results:
-            earlier = self._attempts_before(row)
+            earlier = self._answers.attempts_before(row)
             end = task_end(row, status, payload, seconds, now=now, earlier=earlier, where=where)
             self._earlier.pop(row, None)
             job, state = self._book.ended(row, end.status)
@@ -693,7 +442,7 @@ class JobService:
 
         self._journal.end_tasks(ends, synced)
         for active in concerned.values():
-            self._changed(active)
+            self._answers.changed(active)
             self._finish_if_done(active)
 
     def place_of(self, row: int) -> Tuple[str, int]:
@@ -707,7 +456,7 @@ class JobService:
         if job is not None:
             active = self._active[job.id]
             active.notices[text] = None
-            self._changed(active)
+            self._answers.changed(active)
 
     def wrote(self, row: int, stream: int, data: bytes) -> None:
         """A task has written to its standard output (1) or error (2)."""
@@ -721,8 +470,3 @@ class JobService:
             self.feed()
         else:
             logger.error("the database of jobs cannot be written: %s; no further task of a job is started until it can", error)
-
-
-def _count(value: Any) -> int:
-    """A number from a client's arguments; 0 for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

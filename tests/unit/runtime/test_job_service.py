@@ -588,6 +588,7 @@ def test_an_unknown_job_and_an_unknown_order_are_said_to_be(site: Site) -> None:
     assert site.ask("job", job="train.py")[0] == "unknown"
     assert site.ask("job", job=None)[0] == "value"
     assert site.change("explode")[0] == "value"
+    assert site.ask("job-horoscope", job=JOB) == ("", "this coordinator knows nothing of 'job-horoscope'")
     assert site.ask("job-logs", job=JOB, task=1) == ("value", f"job {JOB} has the tasks 0 to 0, not 1")
 
 
