@@ -389,22 +389,57 @@ class Channel:
         return self._objects
 
     def await_link(self, deadline: Optional[float]) -> MeshLink:
-        """The connection; waits for it while it is lost.
+        """The connection; waits for it while it is lost, also in a callback.
 
         Raises:
-            MeshUnavailableError: It is lost, and cannot come back as long as this thread waits; or not until the deadline.
+            MeshUnavailableError: It is lost, and does not come back until the deadline.
             MeshError: It has ended.
         """
         while True:
             link = self._link
             if self.end is not None:
                 raise self._ended()
-            if link is not None:
+            if link is not None and not link.is_broken:
                 return link
-            if self._role.is_mine or threading.current_thread() is self._thread:
-                raise self._unreachable_now()  # From a callback: it is this thread that would connect.
-            if not self._follow(lambda: self._link is not None or self.end is not None, self._link_changed, deadline):
+            if link is not None:
+                is_settled = self._see_the_end_of(link, deadline)
+            elif threading.current_thread() is self._thread:
+                is_settled = self._connect_from_callback(deadline)
+            elif self._role.is_mine:
+                is_settled = self._follow_without_role(deadline)
+            else:
+                is_settled = self._follow(self._is_link_settled, self._link_changed, deadline)
+            if not is_settled:
                 raise self._unreachable_now()
+
+    def _see_the_end_of(self, link: MeshLink, deadline: Optional[float]) -> bool:
+        """Writing has failed, and the loss of the connection has not been noticed yet: in a callback this thread is who notices."""
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        return self.drive_until(lambda: self._link is not link or self.end is not None, self._link_changed, left)
+
+    def _is_link_settled(self) -> bool:
+        return self._link is not None or self.end is not None
+
+    def _connect_from_callback(self, deadline: Optional[float]) -> bool:
+        """The I/O thread itself waits for the connection: it goes on looking for it."""
+        while not self._is_link_settled():
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                return False
+            if now >= self._outage.next_at:
+                self._reconnect(now)
+            else:
+                until = self._outage.next_at if deadline is None else min(deadline, self._outage.next_at)
+                self._poller.wait(until - now)
+        return True
+
+    def _follow_without_role(self, deadline: Optional[float]) -> bool:
+        """A callback waits for the connection, and the I/O thread needs the role to have one."""
+        self._give_role()
+        try:
+            return self._follow(self._is_link_settled, self._link_changed, deadline)
+        finally:
+            self._role.take()
 
     def post(self, link: MeshLink, messages: Sequence[Any]) -> bool:
         """Send these, and what there is to tell of objects before them; False if that connection is over."""
@@ -962,11 +997,14 @@ class Channel:
                     )
                 )
             return
-        self._role.take()
+        is_callback = self._role.is_mine  # It has waited for the connection.
+        if not is_callback:
+            self._role.take()
         try:
             self._resume(link, established.workers, rest)
         finally:
-            self._give_role()
+            if not is_callback:
+                self._give_role()
         self._on_workers(self, self.workers)
 
     def _resume(self, link: MeshLink, workers: int, rest: List[Any]) -> None:

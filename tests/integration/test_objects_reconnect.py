@@ -108,6 +108,11 @@ def make_and_write_slowly(folder: str, count: int, number: float, is_open: bool)
     return np.full(count, number)
 
 
+def hold_and_fill(folder: str, name: str, count: int) -> Any:
+    hold(folder, name)
+    return np.ones(count)
+
+
 def add_up(folder: str, array: Any) -> float:
     hold(folder, "make")
     return float(array.sum())
@@ -428,4 +433,26 @@ def test_a_client_that_is_away_for_too_long_leaves_nothing_and_stores_its_argume
         with pytest.raises(ObjectLostError):
             mesh.get(table)
         del table, future
+        made.until_no_objects(mesh)
+
+
+def test_a_callback_that_loads_a_value_waits_for_the_connection(near_or_far: str, sites: Sites, marks: Path) -> None:
+    """Whether the thread that calls it is the one that does the I/O, or one that waits for a result."""
+    with site(sites, "own") as made, made.client() as mesh:
+        found: List[Any] = []
+        futures = [accelerate(mesh, retries=0)(hold_and_fill).remote(str(marks), name, COUNT) for name in ("one", "two")]
+
+        def load(future: Any) -> None:
+            made.reset(CLIENT)
+            time.sleep(0.1)
+            found.append(float(future.result()[-1]))
+
+        for future in futures:
+            future.add_done_callback(load)
+        go(marks, "one")
+        until(lambda: len(found) == 1, 20, what="the first")
+        go(marks, "two")
+        assert float(futures[1].result(20)[-1]) == 1.0
+        until(lambda: found == [1.0, 1.0], 20, what=f"{found}")
+        del futures, future
         made.until_no_objects(mesh)
