@@ -7,6 +7,7 @@ and processes are what they were before, and nothing is left behind. Whatever is
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import queue
 import re
@@ -95,6 +96,7 @@ class Chaos:
             self._complain("a traceback in a log", text=text)
         for problem in mesh.end():
             self._complain("an end that failed", text=problem)
+        self._check_database()
         self._listen()
         for left in mesh.leftovers(LEFT_SECONDS):
             self._complain("left behind", text=left)
@@ -169,12 +171,20 @@ class Chaos:
                 starts = [line for line in lines if line.startswith("start")]
                 if len(starts) > 1:
                     self._complain("retries=0 ran twice", client=client.name, number=number, kind="once", text="; ".join(lines))
-            for lines in _marks(Path(f"{path}.again")).values():
+            for lines in [*_marks(Path(f"{path}.again")).values(), *_marks(Path(f"{path}.jobs")).values()]:
                 self.runs += sum(line.startswith("start") for line in lines)
                 self.runs_after_the_end += sum(
                     line.startswith("start") and any(earlier.startswith("end") for earlier in lines[:place])
                     for place, line in enumerate(lines)
                 )
+
+    def _check_database(self) -> None:
+        import sqlite3
+
+        with contextlib.closing(sqlite3.connect(self._mesh.database)) as database:
+            found = [str(row[0]) for row in database.execute("PRAGMA integrity_check")]
+        if found != ["ok"]:
+            self._complain("the database is damaged", text="; ".join(found)[:2000])
 
     def _look_after_programs(self) -> None:
         for program in [self._mesh.coordinator, *self._mesh.workers]:

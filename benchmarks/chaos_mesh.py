@@ -185,6 +185,7 @@ class Mesh:
         self.folder = folder
         self.mark = secrets.token_hex(8)
         self.temporary = folder / "tmp"
+        self.database = folder / "jobs.db"
         self.marks = [folder / f"marks-{number}" for number in range(CLIENTS)]
         self.port = _free_port()
         self._token = secrets.token_hex(32)
@@ -336,8 +337,7 @@ class Mesh:
         return Program(name, command, self._environment(name, far=far), self.folder / f"{name.replace(' ', '-')}.log")
 
     def _serve(self) -> List[str]:
-        database = str(self.folder / "jobs.db")
-        return ["serve", "--port", str(self.port), "--no-self-worker", "--db", database]
+        return ["serve", "--port", str(self.port), "--no-self-worker", "--db", str(self.database)]
 
     def _join(self, number: int) -> List[str]:
         return ["join", f"http://127.0.0.1:{self._ports[number]}", "--slots", str(SLOTS), "--score", "1"]
