@@ -45,8 +45,6 @@ def _print_table(found: List[Dict[str, Any]], address: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from gpumesh.model.resources import show_bytes
-
     console = Console()
     if not found:
         console.print(f"The mesh at {address} has no workers; join one with `gpumesh join {address}`", highlight=False)
@@ -55,21 +53,31 @@ def _print_table(found: List[Dict[str, Any]], address: str) -> None:
     for column in ("id", "host", "device", "score", "slots", "memory", "python", "tags", "state"):
         table.add_column(column, justify="right" if column in ("score", "slots", "memory") else "left", overflow="fold")
     for worker in found:
-        state = worker.get("problem") or ("alive" if worker.get("alive", True) else "lost")
+        if not worker.get("alive", True):
+            state = f"not alive: {worker['lost']}" if worker.get("lost") else "not alive"
+            _add_row(table, worker, state)
+            continue
+        state = worker.get("problem") or "alive"
         for packages in worker.get("installing") or ():
             state += f", installing {' '.join(packages)}"
         for device in worker.get("devices") or ():
             if device["kind"] != "cpu" and device["problem"]:
                 state += f", {device['kind']}:{device['index']} {device['problem']}"
-        table.add_row(
-            str(worker.get("id", "")),
-            str(worker.get("hostname", "")),
-            str(worker.get("device_name", "")),
-            f"{worker.get('score', 0):.3g}",
-            str(worker.get("slots", "")),
-            show_bytes(worker.get("memory", 0)),
-            str(worker.get("python", "")),
-            " ".join(f"{name}={value}" for name, value in dict(worker.get("tags") or {}).items()),
-            state,
-        )
+        _add_row(table, worker, state)
     console.print(table)
+
+
+def _add_row(table: Any, worker: Dict[str, Any], state: str) -> None:
+    from gpumesh.model.resources import show_bytes
+
+    table.add_row(
+        str(worker.get("id", "")),
+        str(worker.get("hostname", "")),
+        str(worker.get("device_name", "")),
+        f"{worker.get('score', 0):.3g}",
+        str(worker.get("slots", "")),
+        show_bytes(worker.get("memory", 0)),
+        str(worker.get("python", "")),
+        " ".join(f"{name}={value}" for name, value in dict(worker.get("tags") or {}).items()),
+        state,
+    )

@@ -21,7 +21,9 @@ def test_the_table_shows_python_and_what_is_being_installed(
     busy = WorkerFacts("attic", python="3.9", tags=(("room", "lab"),), installing=(("a==1.*", "b"),))
     ill = WorkerFacts("cellar", python="3.13", problem="paused by its owner")
 
-    _print_table([view(busy), view(ill)], "here:8000")
+    gone = {**view(WorkerFacts("barn", problem="paused by its owner")), "alive": False, "lost": "the connection was lost"}
+
+    _print_table([view(busy), view(ill), gone], "here:8000")
 
     rows = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()}
     assert "3.9" in rows["attic"]
@@ -29,3 +31,4 @@ def test_the_table_shows_python_and_what_is_being_installed(
     assert "alive, installing a==1.* b" in rows["attic"]
     assert "3.13" in rows["cellar"]
     assert "paused by its owner" in rows["cellar"]
+    assert "not alive: the connection was lost" in rows["barn"]
