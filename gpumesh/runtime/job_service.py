@@ -24,7 +24,7 @@ from gpumesh.config import (
 )
 from gpumesh.errors import JournalError
 from gpumesh.journal.base import JobRecord, Journal, JournalReader, TaskEnd, TaskRecord
-from gpumesh.model.jobs import CANCELLED, FAILED, PENDING, JobSpec
+from gpumesh.model.jobs import CANCELLED, PENDING, JobSpec
 from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import OutOfBand
 from gpumesh.model.tasks import TaskSpec
@@ -32,6 +32,7 @@ from gpumesh.protocol.messages import ChangeJob, JobPayloads, SubmitJob
 from gpumesh.runtime.job_answers import Active, JobAnswers
 from gpumesh.runtime.job_intake import JobIntake
 from gpumesh.runtime.job_mesh import Mesh, Parts
+from gpumesh.runtime.job_orders import JobOrders
 from gpumesh.runtime.job_views import (
     job_of_record,
     job_view,
@@ -72,6 +73,7 @@ class JobService:
         ] = {}  # Row -> attempts of before a restart or retry, of those with the scheduler.
         self._intake = JobIntake(self, journal, mesh, wall)
         self._answers = JobAnswers(loop, mesh, journal, self._active, self._book, self._earlier)
+        self._orders = JobOrders(self, mesh, journal, self._active, self._book, self._answers)
         self._is_closed = False
         self._resubmitting: Dict[Wanted, None] = {}  # Pages of what may be running since before a restart.
         self._retry_timer: Optional[asyncio.TimerHandle] = None
@@ -93,7 +95,7 @@ class JobService:
         finally:
             reader.close()
         for record in records:
-            self._activate(record, folders.get(record.code))
+            self.activate(record, folders.get(record.code))
         rows: List[TaskRecord] = []
         for task in started:
             active = self._active[task.job_id]
@@ -107,7 +109,7 @@ class JobService:
                 _, others = self._book.cancel(active.job)
                 self._journal.cancel_pending(active.job.id, CANCELLED, status=CANCELLED)
                 logger.info("job %s was being cancelled: %d of its tasks end with that", active.job.id, others)
-            self._finish_if_done(active)
+            self.finish_if_done(active)
         if self._active:
             logger.info("%d jobs of before the restart go on", len(self._active))
         pages = self._book.wanted()
@@ -135,7 +137,7 @@ class JobService:
         elif kind is JobPayloads:
             self._intake.add(client, message)
         elif kind is ChangeJob:
-            self._answers.with_job(client, message.number, message.job, lambda job: self._change(client, message, job))
+            self._answers.with_job(client, message.number, message.job, lambda job: self._orders.change(client, message, job))
         elif message.what not in JOB_QUERIES:
             self._mesh.answer(client, message.number, None, f"this coordinator knows nothing of {message.what!r}")
         elif message.what == "jobs":
@@ -151,88 +153,9 @@ class JobService:
         """A client is not connected any more: what it was just submitting is dropped, it will begin again."""
         self._intake.client_gone(client)
 
-    def _change(self, client: int, message: ChangeJob, record: JobRecord) -> None:
-        if message.what in ("cancel", "kill"):
-            self._cancel(client, message.number, record, force=message.what == "kill")
-        elif message.what == "retry":
-            self._retry(client, message.number, record)
-        else:
-            self._mesh.answer(client, message.number, None, f"a job cannot be told to {message.what!r}", "value")
-
-    def _cancel(self, client: int, number: int, record: JobRecord, *, force: bool) -> None:
-        active = self._active.get(record.id)
-        if active is None:
-            self._mesh.answer(client, number, {"count": 0})
-            return
-        is_new = not active.job.is_cancelled
-        rows, others = self._book.cancel(active.job)
-        count = others + len(rows) if is_new else 0
-
-        def synced(error: Optional[JournalError]) -> None:
-            if error is None:
-                self._mesh.answer(client, number, {"count": count})
-            else:
-                self._mesh.answer(client, number, None, str(error), "journal")
-
-        self._journal.cancel_pending(active.job.id, CANCELLED, status=CANCELLED, on_synced=synced)
-        if is_new:
-            self._mesh.note_job("cancelled", f"job {active.job.id} ({active.spec.name}) is cancelled", active.job.id)
-        self._mesh.cancel_script_tasks(rows, force=force)
-        self._answers.changed(active)
-        self._finish_if_done(active)
-        self.feed()
-
-    def _retry(self, client: int, number: int, record: JobRecord) -> None:
-        active = self._active.get(record.id)
-        if active is not None:
-            self._retry_now(client, number, active)
-            return
-        if not (record.counts.get(FAILED) or record.counts.get(CANCELLED)):
-            self._mesh.answer(client, number, {"count": 0})
-            return
-
-        def found(pair: Optional[Tuple[Optional[JobRecord], Optional[bytes]]], error: Optional[JournalError]) -> None:
-            fresh, folder = pair if pair is not None else (None, None)
-            if fresh is None:
-                self._mesh.answer(client, number, None, str(error or f"job {record.id} is gone"), "journal")
-                return
-            active = self._active.get(fresh.id)  # Somebody else may have retried it meanwhile.
-            try:
-                self._retry_now(client, number, active or self._activate(fresh, folder, is_retry=True))
-            except JournalError as broken:
-                self._mesh.answer(client, number, None, str(broken), "journal")
-
-        self._journal.read(
-            lambda reader: (reader.job(record.id), reader.code(record.code)), found
-        )  # Its folder is needed again.
-
-    def _retry_now(self, client: int, number: int, active: Active) -> None:
-        job = active.job
-        count = self._book.retry(job)
-
-        def synced(error: Optional[JournalError]) -> None:
-            if error is None:
-                self._mesh.answer(client, number, {"count": count})
-                self.feed()
-                return
-            self._mesh.answer(client, number, None, str(error), "journal")
-            self._journal.read(lambda reader: reader.job(job.id), self._not_retried)
-
-        self._journal.retry_job(job.id, (FAILED, CANCELLED), status=PENDING, on_synced=synced)
-        self._answers.changed(active)
-
-    def _not_retried(self, record: Optional[JobRecord], error: Optional[JournalError]) -> None:
-        """The journal refused: what it says is how things are."""
-        active = self._active.get(record.id) if record is not None else None
-        if active is None or record is None:
-            return
-        for state in active.job.ended:
-            active.job.ended[state] = record.counts.get(state, 0)
-        self._finish_if_done(active)
-
     # --- jobs come and go
 
-    def _activate(self, record: JobRecord, folder: Optional[bytes], *, is_retry: bool = False) -> Active:
+    def activate(self, record: JobRecord, folder: Optional[bytes], *, is_retry: bool = False) -> Active:
         """A job of the journal becomes active."""
         spec = job_of_record(record)
         if spec.variants and folder is None:
@@ -274,10 +197,11 @@ class JobService:
         spec = active.spec
         what = f"job {spec.job} ({spec.name}): {spec.count} tasks of {spec.script}, submitted by {spec.client}"
         self._mesh.note_job("accepted", what, spec.job)
-        if not self._finish_if_done(active):
+        if not self.finish_if_done(active):
             self.feed()
 
-    def _finish_if_done(self, active: Active) -> bool:
+    def finish_if_done(self, active: Active) -> bool:
+        """End a job of which nothing is left to do; whether it is one."""
         job = active.job
         if not job.is_finished or self._active.get(job.id) is not active:
             return False
@@ -443,7 +367,7 @@ class JobService:
         self._journal.end_tasks(ends, synced)
         for active in concerned.values():
             self._answers.changed(active)
-            self._finish_if_done(active)
+            self.finish_if_done(active)
 
     def place_of(self, row: int) -> Tuple[str, int]:
         """The job of a task that is with the scheduler, and its place among the payloads; ("", 0) if it is not."""
