@@ -1,4 +1,4 @@
-"""Settings of all tests: nothing of theirs is left in the user's cache or in the log's settings, and no owner's rules hold them up."""
+"""Settings of all tests: nothing of theirs is left in the user's folders or in the log's settings, and no owner's rules hold them up."""
 
 from __future__ import annotations
 
@@ -33,6 +33,19 @@ def config_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         del os.environ["XDG_CONFIG_HOME"]
     else:
         os.environ["XDG_CONFIG_HOME"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where coordinators that tests start keep their jobs."""
+    before = os.environ.get("XDG_DATA_HOME")
+    folder = str(tmp_path_factory.mktemp("data"))
+    os.environ["XDG_DATA_HOME"] = folder
+    yield folder
+    if before is None:
+        del os.environ["XDG_DATA_HOME"]
+    else:
+        os.environ["XDG_DATA_HOME"] = before
 
 
 @pytest.fixture(autouse=True)
