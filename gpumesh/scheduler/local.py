@@ -791,6 +791,10 @@ class LocalPool:
                 timeout = self._specs[running.spec].timeout
                 if self._unwanted.get(running.task_id) == running.attempt:
                     del self._unwanted[running.task_id]
+                    if self._forced.pop(running.task_id, 0) == running.attempt:
+                        runner.interrupted, runner.reason, runner.kill_at = started, _CANCELLED, now
+                        actions.append(Kill(runner.ident))
+                        return
                     due.append(self._interrupt(runner, started, _CANCELLED, actions, now))
                 elif timeout and ran >= timeout:
                     due.append(self._interrupt(runner, started, _TIMED_OUT, actions, now))
@@ -810,10 +814,7 @@ class LocalPool:
     def _interrupt(self, runner: Runner, number: int, reason: int, actions: List[Any], now: float) -> float:
         runner.interrupted = number
         runner.reason = reason
-        task = runner.fed[number - runner.first]
-        is_forced = bool(self._forced) and task is not None and self._forced.pop(task.task_id, 0) == task.attempt
-        grace = 0.0 if is_forced else self._end_grace if reason == _HANDED_BACK else CANCEL_GRACE_SECONDS
-        runner.kill_at = now + grace
+        runner.kill_at = now + (self._end_grace if reason == _HANDED_BACK else CANCEL_GRACE_SECONDS)
         actions.append(Interrupt(runner.ident, number))
         return runner.kill_at
 
