@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Callable, Iterator, List
 
 import pytest
 
 from gpumesh import GPUMesh, accelerate
+from gpumesh.cli.main import main
 from gpumesh.client.waiting import as_completed
 from gpumesh.errors import MeshUnavailableError
 from gpumesh.protocol import connection as protocol
@@ -189,3 +191,48 @@ def test_a_driver_script_ends_with_an_error_instead_of_waiting(mesh: Mesh) -> No
     assert driver.returncode == 1
     assert "lost the coordinator" in errors
     assert "MeshUnavailableError" in errors
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+@pytest.mark.usefixtures("quick_to_notice")
+def test_submit_wait_ends_with_1_and_says_where_the_job_is(
+    mesh: Mesh, how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "script"
+    folder.mkdir()
+    mark = tmp_path / "mark"
+    (folder / "sleep.py").write_text(f"import pathlib, time\npathlib.Path({str(mark)!r}).touch()\ntime.sleep(1000)\n")
+    lost_at: List[float] = []
+
+    def lose() -> None:
+        until(mark.exists, 30)
+        lost_at.append(time.monotonic())
+        mesh.lose(how)
+
+    losing = threading.Thread(target=lose)
+    losing.start()
+    command = ["submit", str(folder / "sleep.py"), "--wait", "--url", mesh.url, "--token", "secret"]
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--reconnect-timeout", str(RECONNECT_SECONDS)])
+
+    losing.join()
+    assert ended.value.code == 1
+    assert time.monotonic() - lost_at[0] < protocol.SILENCE_SECONDS + RECONNECT_SECONDS + 1.5
+    printed = capsys.readouterr()
+    job = printed.out.strip()
+    assert f"gpumesh status {job} --wait" in printed.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["status", "jobs", "events"])
+@pytest.mark.usefixtures("quick_to_notice")
+def test_a_command_ends_with_1_and_one_line(command: str, mesh: Mesh, capsys: pytest.CaptureFixture[str]) -> None:
+    mesh.lose("killed")
+    mesh.process.wait()
+
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--url", mesh.url, "--token", "secret"])
+
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"gpumesh: nothing listens at 127.0.0.1:{mesh.port}; start a coordinator there with `gpumesh serve`, or check the port"
+    ]
