@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpumesh.scheduler.directory import Directory, Entry
+from gpumesh.scheduler.directory import Directory, Entry, aside
 
 PEERS: List[Union[int, str]] = [1, 2, "w1", "w2"]
 peers = st.sampled_from(PEERS)
@@ -75,6 +75,21 @@ class DirectoryMachine(RuleBasedStateMachine):
             if (peer, oid) in self.grants:
                 self.grants[peer, oid] = max(0, self.grants[peer, oid] - count)
         self.expect(self.directory.release(peer, objects))
+
+    @rule(peer=peers)
+    def break_connection(self, peer: Union[int, str]) -> None:
+        """Its references count on, until it has said them anew."""
+        for key, count in list(self.grants.items()):
+            if key[0] == peer:
+                del self.grants[key]
+                there = (aside(peer), key[1])
+                self.grants[there] = self.grants.get(there, 0) + count
+        self.directory.set_aside(peer)
+
+    @rule(peer=peers)
+    def said_anew(self, peer: Union[int, str]) -> None:
+        self.grants = {key: count for key, count in self.grants.items() if key[0] != aside(peer)}
+        self.expect(self.directory.peer_gone(aside(peer)))
 
     @rule(peer=peers)
     def lose_peer(self, peer: Union[int, str]) -> None:
