@@ -77,8 +77,8 @@ def status(
         _mesh_status(url, token, token_file, as_json=as_json)
         return
     if wait:
-        if database is not None:
-            raise typer.BadParameter("a database alone does not go on; give --wait or --db")
+        if database is not None or as_json:
+            raise typer.BadParameter("--wait goes neither with --db, for a database alone does not go on, nor with --json")
         from gpumesh.cli.waiting import wait_for_job
 
         with connected_mesh(url, token, token_file, log_level=logging.WARNING) as mesh:
