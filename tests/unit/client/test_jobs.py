@@ -14,7 +14,7 @@ from gpumesh.client.jobs import JobClient
 from gpumesh.client.options import make_options
 from gpumesh.client.scripts import PackedScript, pack_script
 from gpumesh.config import JOB_PART_BYTES, JOB_PART_TASKS, MAX_JOB_PAYLOAD_BYTES, MAX_JOB_VARIANTS
-from gpumesh.errors import UnknownJobError
+from gpumesh.errors import MeshUnavailableError, UnknownJobError
 from gpumesh.model.payloads import OutOfBand
 from gpumesh.model.resources import Requirement
 from gpumesh.model.tasks import TaskSpec
@@ -228,3 +228,11 @@ def test_what_cannot_be_an_id_is_asked_nobody(ask: str) -> None:
             getattr(mesh, ask)("train.py")
         with pytest.raises(TypeError, match="a job's id is text"):
             getattr(mesh, ask)(7)
+
+
+def test_a_job_is_not_given_to_this_machine_instead_of_the_mesh_that_was_named(script: Path) -> None:
+    with GPUMesh("127.0.0.1:1", token="t", connect_timeout=0.5) as mesh:
+        with pytest.raises(MeshUnavailableError, match="nothing listens at 127.0.0.1:1"):
+            mesh.submit(script=script, payloads=[{}])
+        with pytest.raises(MeshUnavailableError, match="nothing listens"):
+            mesh.jobs()
