@@ -40,7 +40,7 @@ class Active:
         self.numbers = numbers  # Of its variants, as specs of the scheduler.
         self.digests = digests  # Of what was defined for it.
         self.version = 1  # Grows with each change that somebody may wait for.
-        self.notices: Dict[str, None] = {}  # What the scheduler has to say of its tasks.
+        self.notices: Dict[int, str] = {}  # Row -> what the scheduler has to say of it, and of those like it.
         self.waiters: List[_Waiter] = []
         self.timer: Optional[asyncio.TimerHandle] = None  # Until the waiters are told of what is new.
 
@@ -153,7 +153,7 @@ class JobAnswers:
             counts=job.counts(running),
             submitted=active.submitted,
             ended=0.0,
-            notices=list(active.notices),
+            notices=list(dict.fromkeys(active.notices.values())),
         )
         return {**view, "version": active.version}
 

@@ -213,7 +213,6 @@ class JobService:
             counts=job.counts(0),
             submitted=active.submitted,
             ended=ended,
-            notices=list(active.notices),
         )
         self._book.finish(job.id)
         del self._active[job.id]
@@ -333,7 +332,9 @@ class JobService:
             job = self._book.job_of(row)
             if job is not None:
                 job.has_started = True
-                self._answers.changed(self._active[job.id])
+                active = self._active[job.id]
+                active.notices.pop(row, None)
+                self._answers.changed(active)
                 if not job.is_once:  # Else that is known on disk already.
                     marked.append(row)
         if marked:
@@ -355,6 +356,7 @@ class JobService:
             if job is None:
                 continue
             concerned[job.id] = self._active[job.id]
+            concerned[job.id].notices.pop(row, None)
             if state != PENDING:
                 ends.append(end)
         rows = [result[0] for result in results]
@@ -379,7 +381,7 @@ class JobService:
         job = self._book.job_of(row)
         if job is not None:
             active = self._active[job.id]
-            active.notices[text] = None
+            active.notices[row] = text
             self._answers.changed(active)
 
     def wrote(self, row: int, stream: int, data: bytes) -> None:

@@ -651,6 +651,9 @@ def test_what_the_scheduler_has_to_say_is_told(site: Site) -> None:
 
     assert site.ask("job", job=JOB)["notices"] == ["no worker has 64 cores"]
 
+    site.service.started([1])
+    assert site.ask("job", job=JOB)["notices"] == [], "somebody has come who can"
+
 
 # --- after a restart
 
