@@ -63,6 +63,9 @@ DEATH_GRACE_SECONDS = (
     0.3  # From a worker's broken connection to giving its tasks to others: a living agent is back within that, and ...
 )
 DEATH_GRACE_ROUND_TRIPS = 4  # ... so many round trips: TCP, the handshake, and who it is.
+RESULT_GRACE_SECONDS = (
+    15.0  # For a lost worker to come back with a result that was half way here; running its task again takes longer.
+)
 CLIENT_GRACE_SECONDS = (
     10.0  # From a client's broken connection to dropping its tasks; its own attempts are never further apart.
 )
@@ -145,7 +148,9 @@ SCRIPT_RESULT_BYTES = 16 * MIB  # The last line of a script's output; it is held
 SCRIPT_OUTPUT_BURST_BYTES = 1 * MIB  # Of one stream that go on at once: more than anybody reads.
 SCRIPT_OUTPUT_RATE_BYTES = 128 * KIB  # A second, after that: a thousand lines. What is beyond is left out.
 SCRIPT_OUTPUT_TAIL_BYTES = 64 * KIB  # The end of what was held back is told, however much that was.
-SCRIPT_GATHER_SECONDS = 0.02  # What is written in this time goes on together: nobody sees the difference, and a line is one message.
+SCRIPT_GATHER_SECONDS = (
+    0.02  # What is written in this time goes on together: nobody sees the difference, and a line is one message.
+)
 SCRIPT_INTERRUPT_SECONDS = 0.4  # From SIGINT to SIGTERM, for what ignores the one.
 SCRIPT_GRACE_SECONDS = 0.8  # From SIGINT to SIGKILL: less than CANCEL_GRACE_SECONDS, so that the runner lives on.
 SCRIPT_EXIT_CHECK_SECONDS = 0.02  # Where the system does not tell of the end of a process.
@@ -158,8 +163,12 @@ STREAM_WINDOW_BYTES = 64 * MIB
 JOB_WINDOW_TASKS = 10_000  # Of all jobs together, with the scheduler at a time; the others wait in the journal.
 JOB_WINDOW_BYTES = 64 * MIB  # Of their payloads.
 JOB_LEAST_SHARE_TASKS = 64  # Of the window, for one job among many.
-JOB_ONCE_TASKS = 16  # Of one job that may run at most once, at least: so many are lost with a coordinator whose workers do not come back.
-JOB_ONCE_TASKS_PER_SLOT = 2  # ... or so many for each task that can run at once: hides that each is written down before it runs.
+JOB_ONCE_TASKS = (
+    16  # Of one job that may run at most once, at least: so many are lost with a coordinator whose workers do not come back.
+)
+JOB_ONCE_TASKS_PER_SLOT = (
+    2  # ... or so many for each task that can run at once: hides that each is written down before it runs.
+)
 JOB_PART_TASKS = 1024  # Payloads sent and journaled as one: hides a round trip and a disk's flush.
 JOB_PART_BYTES = 1 * MIB
 JOB_PARTS_AHEAD = 4  # Sent before the first of them is on disk: keeps link and disk busy, and bounds what waits for the disk.

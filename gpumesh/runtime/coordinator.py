@@ -385,8 +385,9 @@ class Coordinator:
         self.events.note(
             "away", f"the connection of worker {worker.ident} ({worker.label}) broke: {reason}", worker=worker.ident
         )
+        arriving = [result[0] for held in self._held.values() for ident, result in held if ident == worker.ident]
         self._cut_off(worker)
-        self._perform(self._cluster.handle(ev.WorkerAway(worker.ident, reason), self._loop.time()))
+        self._perform(self._cluster.handle(ev.WorkerAway(worker.ident, reason, arriving), self._loop.time()))
 
     def _cut_off(self, peer: _Peer) -> None:
         """A peer's connection is over; what hung on it is gone, and what is kept for the peer is kept."""

@@ -37,6 +37,7 @@ from gpumesh.config import (
     EXPIRED_CLIENTS_KNOWN,
     LOST_WORKERS_SHOWN,
     RECOVERY_SECONDS,
+    RESULT_GRACE_SECONDS,
     WORKER_TTL_SECONDS,
 )
 from gpumesh.model.ids import SEQUENCE_BITS, ClientNumber, WorkerId
@@ -51,6 +52,7 @@ from gpumesh.scheduler.actions import (
     Forget,
     Keep,
     Recall,
+    Retrying,
     WorkerGone,
 )
 from gpumesh.scheduler.cards import Lease
@@ -157,7 +159,7 @@ class Cluster(Flow):
         if self._recovering:
             self._settle_recovery(now, actions)
         if self._delays:
-            self._return(self._delays.due(now), now, actions)
+            self._return(self._due(now, actions), now, actions)
         if self._patience:
             self._lose_patience(now, actions)
         if self._balance_at is not None and self._balance_at <= now:
@@ -211,6 +213,7 @@ class Cluster(Flow):
             self._idle.discard(worker)
             self._away.pop(worker, None)
             worker.away_until = None
+            worker.arriving = frozenset()
             worker.is_draining = False
             worker.change(event.facts)
             has = dict(event.finished)
@@ -264,6 +267,7 @@ class Cluster(Flow):
         self._forget_announced(worker)
         worker.away_until = now + DEATH_GRACE_SECONDS + DEATH_GRACE_ROUND_TRIPS * worker.round_trip
         worker.away_reason = event.reason
+        worker.arriving = frozenset(event.arriving)
         self._away[worker] = None
         self._settle(worker, now)
         self._tell_workers(worker, actions)
@@ -300,6 +304,11 @@ class Cluster(Flow):
             if self._cancelled and task_id in self._cancelled:
                 self._fail(spec, task_id, _CANCELLED, "cancelled", actions, worker=worker.id)
                 continue
+            if task_id in worker.arriving:
+                reason = f"worker {where} was lost with the result: {event.reason}"
+                lost = (worker.id, reason)
+                self._tasks[task_id] = self._delays.add(task_id, spec, now + RESULT_GRACE_SECONDS, lost=lost)
+                continue
             if task_id in executing or retries == 0:
                 if not self._supervision.strike(task_id, worker.id, _LOST, retries=retries):
                     reason = f"worker {where} was lost while it had the task: {event.reason}"
@@ -312,6 +321,21 @@ class Cluster(Flow):
         self._throughput.forget(worker.id)
         self._return(returned, now, actions)
         self._tell_workers(worker, actions, is_gone=True)
+
+    def _due(self, now: float, actions: List[Action]) -> List[Returned]:
+        """Tasks that have waited long enough: for another try, or for a worker to come back with a result."""
+        found: List[Returned] = []
+        for spec, task_id in self._delays.due(now):
+            where = self._tasks[task_id]
+            assert isinstance(where, Delayed), task_id
+            if where.lost is not None:
+                ident, reason = where.lost
+                if not self._supervision.strike(task_id, ident, _LOST, retries=spec.spec.retries):
+                    self._fail(spec, task_id, _LOST, reason, actions, worker=ident)
+                    continue
+                actions.append(Retrying(task_id, self._supervision.attempt_of(task_id), ident, _LOST))
+            found.append((spec, task_id))
+        return found
 
     def _give_up_the_away(self, now: float, actions: List[Action]) -> None:
         """Whoever is not back in time is lost."""

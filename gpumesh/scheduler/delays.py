@@ -6,19 +6,21 @@ import heapq
 from typing import Dict, Iterator, List, Optional, Tuple
 
 from gpumesh.config import BACKOFF_CAP_SECONDS
+from gpumesh.model.ids import WorkerId
 from gpumesh.scheduler.states import Client, Spec
 
 DOUBLINGS = 30  # From a second to the age of people; no more are worth computing.
 
 
 class Delayed:
-    """A task between two attempts."""
+    """A task between two attempts, or one that has ended on a worker that was lost with the value of its result."""
 
-    __slots__ = ("spec", "due")
+    __slots__ = ("spec", "due", "lost")
 
-    def __init__(self, spec: Spec, due: float) -> None:
+    def __init__(self, spec: Spec, due: float, lost: Optional[Tuple[WorkerId, str]]) -> None:
         self.spec = spec
         self.due = due
+        self.lost = lost  # The worker that may still come with it, and why it was lost; None: it has failed.
 
 
 class Delays:
@@ -41,9 +43,9 @@ class Delays:
     def __iter__(self) -> Iterator[Tuple[int, Delayed]]:
         return iter(self._tasks.items())
 
-    def add(self, task_id: int, spec: Spec, due: float) -> Delayed:
+    def add(self, task_id: int, spec: Spec, due: float, *, lost: Optional[Tuple[WorkerId, str]] = None) -> Delayed:
         """This task is to wait."""
-        delayed = self._tasks[task_id] = Delayed(spec, due)
+        delayed = self._tasks[task_id] = Delayed(spec, due, lost)
         self._count += 1
         heapq.heappush(self._heap, (due, self._count, task_id))
         return delayed

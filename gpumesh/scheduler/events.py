@@ -47,10 +47,14 @@ class WorkerConnected(NamedTuple):
 
 
 class WorkerAway(NamedTuple):
-    """A worker's connection broke without a goodbye; it may be back in a moment."""
+    """A worker's connection broke without a goodbye; it may be back in a moment.
+
+    `arriving`: tasks that have ended there, and the values of whose results have not all come.
+    """
 
     worker: WorkerId
     reason: str
+    arriving: Sequence[int] = ()
 
 
 class WorkerChanged(NamedTuple):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, FrozenSet, List, Optional, Tuple
 
 from gpumesh.config import ROUND_TRIP_CAP_SECONDS, ROUND_TRIP_FLOOR_SECONDS
 from gpumesh.model.ids import ClientNumber, WorkerId
@@ -169,7 +169,7 @@ class Worker:
     """A connected worker."""
 
     __slots__ = ("id", "facts", "slots", "speed", "is_draining", "assigned", "orphans", "recalled", "load", "foreign", "specs",
-                 "cards", "leases", "readings", "round_trip", "trips", "done", "crashed", "ended_at", "is_counted", "away_until", "away_reason")  # fmt: skip
+                 "cards", "leases", "readings", "round_trip", "trips", "done", "crashed", "ended_at", "is_counted", "away_until", "away_reason", "arriving")  # fmt: skip
 
     def __init__(self, ident: WorkerId, facts: WorkerFacts) -> None:
         self.id = ident
@@ -196,6 +196,7 @@ class Worker:
         self.is_counted = False  # Among the healthy ones that clients are told of.
         self.away_until: Optional[float] = None  # It is not connected; given up then.
         self.away_reason = ""
+        self.arriving: FrozenSet[int] = frozenset()  # Tasks whose results' values were on their way when it went away.
 
     def change(self, facts: WorkerFacts) -> None:
         """It has told new facts."""

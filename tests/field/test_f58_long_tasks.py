@@ -19,7 +19,7 @@ from tests.support.processes import free_port, until
 LIMIT = 2.0  # Seconds, of everything that gives up after a while.
 LENGTH = 2.6
 PATIENCE = (
-    "HANDSHAKE", "SILENCE", "CONNECT", "RECONNECT", "STORE_WAIT", "FREE_SEGMENTS", "PLACEMENT_TIMEOUT", "CLIENT_GRACE", "ABSENT_CLIENT",
+    "HANDSHAKE", "SILENCE", "CONNECT", "RECONNECT", "STORE_WAIT", "FREE_SEGMENTS", "PLACEMENT_TIMEOUT", "CLIENT_GRACE", "RESULT_GRACE", "ABSENT_CLIENT",
     "RECOVERY", "WORKER_TTL", "AGEING", "DRAIN", "RUNNER_START", "ORPHAN", "ENVIRONMENT_IDLE", "JOB_WAIT",
 )  # fmt: skip
 TIMES = {**{f"{name}_SECONDS": LIMIT for name in PATIENCE}, "HEARTBEAT_SECONDS": 0.5}

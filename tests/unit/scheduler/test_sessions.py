@@ -12,6 +12,7 @@ from gpumesh.config import (
     DEATH_GRACE_ROUND_TRIPS,
     DEATH_GRACE_SECONDS,
     RECOVERY_SECONDS,
+    RESULT_GRACE_SECONDS,
     WORKER_TTL_SECONDS,
 )
 from gpumesh.model.ids import ClientNumber, WorkerId
@@ -54,8 +55,8 @@ class Mesh(ClusterUnderTest):
         ids = None if workers is None else [WorkerId(worker) for worker in workers]
         self.handle(ev.Started(ids, 1000, has_lost))
 
-    def away(self, worker: str) -> List[Any]:
-        return self.handle(ev.WorkerAway(WorkerId(worker), "the connection was lost"))
+    def away(self, worker: str, *arriving: int) -> List[Any]:
+        return self.handle(ev.WorkerAway(WorkerId(worker), "the connection was lost", arriving))
 
     def back(
         self,
@@ -95,6 +96,36 @@ def mesh() -> Mesh:
 
 
 # --- a worker's connection breaks
+
+
+@pytest.mark.parametrize("spec", [PLAIN, ONCE])
+def test_a_result_that_was_half_way_here_is_waited_for(mesh: Mesh, spec: TaskSpec) -> None:
+    mesh.connect("w1", slots=1)
+    mesh.submit(1, spec)
+    mesh.connect("w2", slots=1)
+    mesh.away("w1", t(0))
+    lost_at = mesh.now + GRACE
+    assert [type(action) for action in mesh.until(lost_at)] == [WorkerGone, WorkersChanged]
+    assert mesh.cluster.state_of(t(0)) is TaskState.DELAYED
+    assert mesh.until(lost_at + RESULT_GRACE_SECONDS - 2) == []
+
+    mesh.back("w1", finished=[(t(0), 1)], spec=spec)
+    assert mesh.finish("w1", t(0)) == [Deliver(ME, W1, [(t(0), Status.OK, b"value", 1.0)])]
+
+
+def test_a_result_that_was_half_way_here_is_not_waited_for_too_long(mesh: Mesh) -> None:
+    mesh.connect("w1", slots=2)
+    mesh.submit(1)
+    mesh.submit(1, ONCE)
+    mesh.connect("w2", slots=1)
+    mesh.away("w1", t(0), t(1))
+    actions = mesh.until(mesh.now + GRACE + RESULT_GRACE_SECONDS + 1)
+
+    assert Retrying(t(0), 2, W1, Status.LOST) in actions
+    assert [action.worker for action in actions if type(action) is Assign] == [W2]
+    (failed,) = [action for action in actions if type(action) is Fail]
+    assert (failed.task_id, failed.status) == (t(1), Status.LOST)
+    assert "with the result" in failed.details["reason"]
 
 
 def test_a_worker_that_is_back_in_time_goes_on(mesh: Mesh) -> None:
