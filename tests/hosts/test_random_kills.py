@@ -23,8 +23,7 @@ KILLS = 6
 def test_every_task_arrives_once(hosts: Hosts, tmp_path: Path, seed: int) -> None:
     choice = random.Random(seed)
     with site_of_hosts(tmp_path, hosts) as site:
-        for number in range(2):
-            site.join(f"w{number}", hosts.two, slots=2)
+        site.join_all(slots=2, w0=hosts.two, w1=hosts.two)
         with site.client(hosts.one) as mesh:
             for number in range(2):
                 site.ident(mesh, f"w{number}")

@@ -14,7 +14,7 @@ from tests.support.hosts import Hosts
 from tests.support.site_of_hosts import QUICK, Site, notice_silence_quickly, site_of_hosts
 
 RATE = "40mbit"  # 5 MB/s
-BYTES = 20_000_000  # 4 s: twice the silence.
+BYTES = 14_000_000  # 2.8 s: longer than the silence.
 
 
 @pytest.fixture

@@ -214,14 +214,14 @@ class Hosts:
         _run("ip", "netns", "exec", self.one.name, "tc", "qdisc", "add", "dev", _END, "root", "tbf", "rate", rate,
              "burst", "32kbit", "latency", "400ms")  # fmt: skip
 
-    def forget_idle_flows(self, seconds: int, *, reset: bool = False) -> None:
-        """Forget connections through the router that are silent for so long, and drop (or reset) what comes of them afterwards.
+    def forget_idle_flows(self, seconds: int) -> None:
+        """Forget connections through the router that are silent for so long, and drop what comes of them afterwards.
 
         To be called before they are made: those that exist are forgotten at once.
         """
-        code = "import sys; from tests.support.packet_filter import forget_idle_flows as f; f(int(sys.argv[1]), reset=sys.argv[2] == '1')"
+        code = "import sys; from tests.support.packet_filter import forget_idle_flows; forget_idle_flows(int(sys.argv[1]))"
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        self._at_router(sys.executable, "-c", code, str(seconds), str(int(reset)), environment=environment)
+        self._at_router(sys.executable, "-c", code, str(seconds), environment=environment)
 
     def change_address(self, host: Host) -> None:
         """This host gets another address, as after a change of network; the old one is gone, nobody is told."""

@@ -1,6 +1,6 @@
 """One rule of the kernel's packet filter, told over netlink, so that no program for it need be installed: packets of unknown flows go.
 
-A flow is known from its first packet until it has been silent for a while; what belongs to none is dropped, or answered with a reset.
+A flow is known from its first packet until it has been silent for a while; what belongs to none is dropped.
 This is what firewalls and home routers do to idle connections. The numbers are those of linux/netfilter/nf_tables.h.
 """
 
@@ -22,17 +22,16 @@ _INVALID = 1  # State of a packet that belongs to no known flow and does not beg
 _CONNTRACK = Path("/proc/sys/net/netfilter")
 
 
-def forget_idle_flows(seconds: int, *, reset: bool = False) -> None:
+def forget_idle_flows(seconds: int) -> None:
     """Do so with everything that this network namespace forwards from now on; flows that began before are unknown.
 
     Args:
         seconds: Silence after which a TCP connection is forgotten.
-        reset: Answer packets of unknown flows with a reset instead of dropping them.
 
     Raises:
         OSError: This kernel or this user cannot.
     """
-    _send_rules(reset)
+    _send_rules()
     for name, value in (
         ("nf_conntrack_tcp_loose", 0),  # A packet in the middle of a connection does not make it known.
         ("nf_conntrack_tcp_be_liberal", 1),  # Its sequence numbers are not looked at.
@@ -43,20 +42,16 @@ def forget_idle_flows(seconds: int, *, reset: bool = False) -> None:
         (_CONNTRACK / name).write_text(str(value))
 
 
-def _send_rules(reset: bool) -> None:
+def _send_rules() -> None:
     hook = _number(1, _FORWARD_HOOK) + _number(2, 0)
     chain = _text(1, "idle") + _text(3, "forward") + _nest(4, hook) + _number(5, 1) + _text(7, "filter")
     look = _number(1, 1) + _number(2, 0)  # State of the flow -> register 1
     mask = _number(1, 1) + _number(2, 1) + _number(3, 4) + _nest(4, _native(1, _INVALID)) + _nest(5, _native(1, 0))
     differs = _number(1, 1) + _number(2, 1) + _nest(3, _native(1, 0))
-    if reset:
-        tcp = _expression("meta", _number(1, 1) + _number(2, 16)) + _expression(
-            "cmp", _number(1, 1) + _number(2, 0) + _nest(3, _attribute(1, bytes([socket.IPPROTO_TCP])))
-        )
-        end = tcp + _expression("reject", _number(1, 1) + _attribute(2, b"\0"))
-    else:
-        end = _expression("immediate", _number(1, 0) + _nest(2, _nest(2, _number(1, 0))))
-    steps = _expression("ct", look) + _expression("bitwise", mask) + _expression("cmp", differs) + end
+    drop = _number(1, 0) + _nest(2, _nest(2, _number(1, 0)))
+    steps = (
+        _expression("ct", look) + _expression("bitwise", mask) + _expression("cmp", differs) + _expression("immediate", drop)
+    )
     rule = _text(1, "idle") + _text(2, "forward") + _nest(4, steps)
     batch = (
         _message(_BATCH_BEGIN, 0, b"", family=0, subsystem=10)

@@ -86,9 +86,10 @@ class Site:
         program.wait_for("works for", SOON)
         return program
 
-    def join_all(self, *places: str, slots: int = 1) -> None:
-        """Workers on loopback, started at the same time."""
-        for program in [self._begin(place, None, slots, (), {}) for place in places]:
+    def join_all(self, *on_loopback: str, slots: int = 1, **on_hosts: Host) -> None:
+        """Workers, started at the same time."""
+        places = {**dict.fromkeys(on_loopback), **on_hosts}
+        for program in [self._begin(place, host, slots, (), {}) for place, host in places.items()]:
             program.wait_for("works for", SOON)
 
     def _begin(
