@@ -106,7 +106,7 @@ class Site:
 
     def view(self, place: str) -> Dict[str, Any]:
         """What others see of this machine; empty while it is not there."""
-        found = [view for view in self.client.workers() if view["tags"].get("place") == place]
+        found = [view for view in self.client.workers() if view["alive"] and view["tags"].get("place") == place]
         assert len(found) <= 1, found
         return found[0] if found else {}
 
