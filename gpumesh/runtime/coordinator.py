@@ -14,7 +14,7 @@ from gpumesh.config import ABSENT_CLIENT_SECONDS, ATTEMPTS_KEPT, PENDING_HANDSHA
 from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, SEQUENCE_LIMIT, ClientNumber, WorkerId
 from gpumesh.model.jobs import JOBS_CLIENT
 from gpumesh.model.outcomes import Status
-from gpumesh.model.payloads import Bundle, Later, mentioned
+from gpumesh.model.payloads import Bundle, Later, Stored, mentioned
 from gpumesh.model.records import NamedTuple
 from gpumesh.model.resources import WorkerFacts, facts_from_wire, readings_from_wire, show_bytes
 from gpumesh.model.tasks import TaskSpec, spec_from_wire
@@ -183,6 +183,9 @@ class Coordinator:
         self._wanted: List[Sequence[Result]] = []  # Those of them that somebody gets.
         self._incoming_has_objects = False  # Some of their payloads may name objects.
         self._late: Dict[int, List[int]] = {}  # Task whose result is wanted -> tasks that have it among their arguments.
+        self._read_later: Dict[
+            int, Tuple[str, int]
+        ] = {}  # Value of a result that has arrived -> who keeps it, and whose result.
         self._held: Dict[int, List[Tuple[WorkerId, Any]]] = {}  # Object that is arriving -> results that wait for it.
         self._objects = ObjectService(
             self._loop,
@@ -190,6 +193,7 @@ class Coordinator:
             spill_dir=spill_dir or settings.spill_dir(),
             on_freed=self._on_objects_freed,
             on_settled=self._on_object_settled,
+            on_unneeded=self._on_object_unneeded,
             tell=lambda news: self._perform(self._cluster.handle(news, self._loop.time())),
         )
         self.events = _event_log(journal)
@@ -385,7 +389,9 @@ class Coordinator:
         self.events.note(
             "away", f"the connection of worker {worker.ident} ({worker.label}) broke: {reason}", worker=worker.ident
         )
-        arriving = [result[0] for held in self._held.values() for ident, result in held if ident == worker.ident]
+        arriving: List[int] = []
+        if worker.link is not None and not worker.link.has_ended:  # Else its process is dead.
+            arriving = [result[0] for held in self._held.values() for ident, result in held if ident == worker.ident]
         self._cut_off(worker)
         self._perform(self._cluster.handle(ev.WorkerAway(worker.ident, reason, arriving), self._loop.time()))
 
@@ -623,16 +629,22 @@ class Coordinator:
         self._incoming, self._incoming_has_objects = results, has_objects
         self._perform(self._cluster.handle(ev.AttemptsFinished(worker.ident, results), now))
         self._incoming, self._incoming_has_objects = (), False
-        wanted, self._wanted = self._wanted, []
-        if sum(map(len, wanted)) != len(results):
-            taken = {result[0] for each in wanted for result in each}  # Only asked for membership.
-            unwanted = [result[0] for result in results if result[0] not in taken and result[2] != _NOT_RUN]
-            if unwanted:
-                self._forget_results(worker.ident, unwanted)
         if has_objects:
             for result in results:
                 if type(result[3]) is not bytes and result[2] == _OK:
                     self._objects.take_over(worker.ident, result[3])
+        wanted, self._wanted = self._wanted, []
+        if sum(map(len, wanted)) != len(results):
+            taken = {result[0] for each in wanted for result in each}  # Only asked for membership.
+            unwanted = [
+                result[0]
+                for result in results
+                if result[0] not in taken
+                and result[2] != _NOT_RUN
+                and (type(result[3]) is bytes or not self._keep_with_object(worker.ident, result[0], result[2], result[3]))
+            ]
+            if unwanted:
+                self._forget_results(worker.ident, unwanted)
         if self._drained is not None:
             self._check_drained()
 
@@ -880,7 +892,27 @@ class Coordinator:
         while unconfirmed and client.confirmed_count + len(unconfirmed[0][1]) <= count:
             ident, results = unconfirmed.popleft()
             client.confirmed_count += len(results)
-            self._forget_results(ident, [result[0] for result in results])
+            arrived = [
+                task_id
+                for task_id, status, payload, _ in results
+                if type(payload) is bytes or not self._keep_with_object(ident, task_id, status, payload)
+            ]
+            if arrived:
+                self._forget_results(ident, arrived)
+
+    def _keep_with_object(self, ident: str, task_id: int, status: int, payload: Any) -> bool:
+        """Whether a result has arrived, but its value lies in the store and is read later: its worker keeps both until nobody refers to
+        that any more, for the case that this store is lost."""
+        value = payload[0] if isinstance(payload, tuple) else payload
+        if status != _OK or type(value) is not Stored or value.oid not in self._objects.directory:
+            return False
+        self._read_later[value.oid] = (ident, task_id)
+        return True
+
+    def _on_object_unneeded(self, oid: int) -> None:
+        found = self._read_later.pop(oid, None)
+        if found is not None:
+            self._forget_results(found[0], [found[1]])
 
     def _forget_results(self, ident: str, task_ids: List[int]) -> None:
         worker = self._workers.get(WorkerId(ident))
@@ -912,9 +944,11 @@ class Coordinator:
     def _drop_kept(self, client: _Client, task_id: int) -> Tuple[str, Result]:
         """A kept result is sent, or nobody wants it."""
         ident, result = client.kept.pop(task_id)
-        self._forget_results(ident, [task_id])
         if type(result[2]) is not bytes and result[1] == _OK:
             self._objects.ungrant_result(_keeper(client), result[2])
+            if self._keep_with_object(ident, task_id, result[1], result[2]):
+                return ident, result
+        self._forget_results(ident, [task_id])
         return ident, result
 
     def _sift(self, client: _Client, message: SubmitTasks) -> SubmitTasks:

@@ -71,6 +71,9 @@ class PeerLink(asyncio.BufferedProtocol):
         self.connection = connection
         self.peer: Any = None  # Whoever owns this link keeps its side of the story here.
         self.address = ""
+        self.has_ended = (
+            False  # The peer's system has closed the connection, as it does when a process dies: no reset, no silence.
+        )
         self.is_local = False  # The peer has called from the address that it called: it is most likely on this host.
         self.on_drained: Optional[Callable[[], None]] = None  # Called when what was queued has left, after a congestion.
         self._loop = loop
@@ -139,6 +142,7 @@ class PeerLink(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def eof_received(self) -> bool:
+        self.has_ended = True
         self._emit(self.connection.receive_eof(self._loop.time()))
         return False
 

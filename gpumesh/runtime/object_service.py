@@ -12,6 +12,8 @@ Promises:
 3. An object is announced as stored only when all of its bytes are.
 4. A connection that breaks costs no object and no reference: what the peer referred to stays until it has said anew what it refers
    to, or is given up; what was on its way from a worker stays announced until then.
+5. What a client that is back refers to and nobody has, a worker of before a restart may still bring: for so long nobody is told that
+   it is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union
 
-from gpumesh.config import FETCH_WINDOW_BYTES, INLINE_VALUE_BYTES, MIB
+from gpumesh.config import ABSENT_CLIENT_SECONDS, FETCH_WINDOW_BYTES, INLINE_VALUE_BYTES, MIB, RECOVERY_SECONDS
 from gpumesh.model.ids import WorkerId
 from gpumesh.model.payloads import Bundle, Later, OutOfBand, Stored, mentioned, payload_bytes
 from gpumesh.model.resources import show_bytes
@@ -82,6 +84,7 @@ class ObjectService:
         spill_dir: Where what is above that goes; None: the system's temporary folder.
         on_freed: Told the workers that have copies of objects that nobody refers to any more.
         on_settled: An object that was arriving is stored or lost.
+        on_unneeded: Nobody refers to an object any more.
         tell: Takes what the scheduler should know of who has what.
     """
 
@@ -93,6 +96,7 @@ class ObjectService:
         spill_dir: Optional[str],
         on_freed: Callable[[str, List[int]], None],
         on_settled: Callable[[int], None],
+        on_unneeded: Callable[[int], None],
         tell: Callable[[ev.ObjectNews], None],
     ) -> None:
         self.directory = Directory()
@@ -103,6 +107,11 @@ class ObjectService:
         self._spill_dir = spill_dir
         self._on_freed = on_freed
         self._on_settled = on_settled
+        self._on_unneeded = on_unneeded
+        self._expected: Dict[int, Dict[PeerKey, int]] = {}  # Object that is not here -> clients that are back and refer to it.
+        self._expects_until = (
+            loop.time() + ABSENT_CLIENT_SECONDS
+        )  # Who is back later has left this coordinator, not one before.
         self._tell = tell
         self._store: Optional[ObjectStore] = None
         self._data: Dict[int, Any] = {}  # Small objects: their payloads.
@@ -250,6 +259,7 @@ class ObjectService:
             self._abandon(peer, is_away=False)
         self._void(key)
         self._returning.pop(key, None)
+        self._expect_no_more(key, list(self._expected))
         # If it lives and comes back, it may still have maps of what only it referred to, and offer that again.
         self._free([*self.directory.peer_gone(key), *self.directory.peer_gone(aside(key))], recycle=False)
         self._arm()
@@ -414,6 +424,9 @@ class ObjectService:
 
     def _declare(self, peer: ObjectPeer, message: msg.PutObject) -> None:
         self.directory.declare(message.oid, message.nbytes, peer=peer.key, owner=peer.name, refs=message.refs)
+        if self._expected:
+            for key, count in self._expected.pop(message.oid, {}).items():
+                self.directory.grant(key, message.oid, count)
 
     def _put_again(self, peer: ObjectPeer, message: msg.PutObject) -> None:
         """Its maker is back with it: it goes on from the beginning, unless all of it is here."""
@@ -424,8 +437,14 @@ class ObjectService:
         is_coming = any(oid in other.receiving for other in self._peers.values())
         if entry.state is ObjectState.DECLARED and not is_coming:
             self._receive(peer, oid, entry.nbytes)
-        else:
-            self._when_here(oid, lambda problem: peer.send(msg.ObjectStored(oid, problem or "")))
+            return
+
+        def tell(problem: Optional[str]) -> None:
+            if problem is None and not peer.is_gone:
+                self._copied(peer, oid)
+            peer.send(msg.ObjectStored(oid, problem or ""))
+
+        self._when_here(oid, tell)
 
     def _receive(self, peer: ObjectPeer, oid: int, nbytes: int) -> None:
         """Make room for an object and fetch it from whoever has it."""
@@ -495,7 +514,7 @@ class ObjectService:
 
     def _when_here(self, oid: int, tell: OnArrival) -> None:
         entry = self.directory.get(oid)
-        if entry is not None and entry.state is ObjectState.DECLARED:
+        if (entry is not None and entry.state is ObjectState.DECLARED) or oid in self._expected:
             self._awaited.setdefault(oid, []).append(tell)
         else:
             tell(self.why_lost(oid) or None)
@@ -629,15 +648,30 @@ class ObjectService:
     def _on_hold(self, peer: ObjectPeer, message: msg.HoldRefs) -> str:
         if any(type(oid) is not int for oid in message.oids):
             return "these are not objects"
-        for oid in message.oids:
-            self.directory.grant(peer.key, oid)
+        unknown = [oid for oid in message.oids if not self.directory.grant(peer.key, oid)]
+        if unknown and peer.key in self._returning and self._loop.time() < self._expects_until:
+            for oid in unknown:
+                expected = self._expected.setdefault(oid, {})
+                expected[peer.key] = expected.get(peer.key, 0) + 1
+            self._loop.call_later(RECOVERY_SECONDS, self._expect_no_more, peer.key, unknown)
         if message.is_all:
             self.peer_renewed(peer.key)
         return ""
 
+    def _expect_no_more(self, key: PeerKey, oids: List[int]) -> None:
+        """Nobody has come with these, or their client has left."""
+        for oid in oids:
+            expected = self._expected.get(oid, {})
+            if expected.pop(key, None) is not None and not expected:
+                del self._expected[oid]
+                for tell in self._awaited.pop(oid, ()):
+                    tell(self.why_lost(oid))
+
     def _on_release(self, peer: ObjectPeer, message: msg.ReleaseRefs) -> str:
         if not _are_counts(message.objects):
             return "these are not objects and counts"
+        if self._expected:
+            self._expect_no_more(peer.key, [oid for oid, _ in message.objects])
         self._free(self.directory.release(peer.key, message.objects))
         return ""
 
@@ -655,6 +689,7 @@ class ObjectService:
         copies: Dict[str, List[int]] = {}
         for entry in entries:
             oid = entry.oid
+            self._on_unneeded(oid)
             for tell in self._awaited.pop(oid, ()):
                 tell(self.why_lost(oid))
             for worker in entry.copies:

@@ -212,6 +212,8 @@ def test_a_client_that_leaves_gives_everything_back(join: Join) -> None:
     put(one, 5)
     one.send(CreateSegment(1, 6, MB))
     unfinished = one.expect(SegmentCreated).path
+    one.connection.close("done")
+    one.flush()
     one.close()
     wait_for(lambda: objects(two)["objects"] == [])
     wait_for(lambda: not os.path.exists(unfinished))

@@ -24,7 +24,7 @@ from tests.support.wired_site import CLIENT, WiredSite, wired_site
 
 WAYS = ("shared", "own")
 WORKER = 1  # Its wire.
-TIMES = {"CLIENT_GRACE_SECONDS": 2.0}
+TIMES = {"CLIENT_GRACE_SECONDS": 1.0, "RECOVERY_SECONDS": 3.0}
 COUNT = 6_000_000  # Of 8 bytes: what is in a wire and in sockets is a fraction of it.
 
 
@@ -74,6 +74,13 @@ def marks(tmp_path: Path) -> Path:
     folder = tmp_path / "starts"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture(params=["near", "far"])
+def near_or_far(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether the client shares the coordinator's memory."""
+    monkeypatch.setenv("GPUMESH_NO_SHARED_MEMORY", "1" if request.param == "far" else "0")
+    return str(request.param)
 
 
 # --- functions that run on the worker
@@ -310,6 +317,25 @@ def test_a_segment_of_a_coordinator_that_was_killed_is_not_written_in_vain(sites
         made.until_no_objects(mesh)
 
 
+def test_results_that_have_arrived_and_are_read_later_outlive_the_coordinator(
+    way: str, near_or_far: str, sites: Sites, marks: Path
+) -> None:
+    go(marks)
+    with site(sites, way) as made, made.client() as mesh:
+        futures = [accelerate(mesh, retries=0)(make).remote(str(marks), 20_000, float(number)) for number in range(4)]
+        gpumesh.wait(futures, timeout=20)
+        for _ in range(2):
+            count = joined(made)
+            made.kill_coordinator()
+            made.serve()
+            until(lambda count=count: joined(made) > count, 20, what="joined again")
+            until(lambda: _is_back(mesh), 20, what="the client is back")
+        assert [float(future.result(20)[-1]) for future in futures] == [0.0, 1.0, 2.0, 3.0]
+        assert starts(marks) == 4
+        del futures
+        made.until_no_objects(mesh)
+
+
 def test_what_went_with_the_coordinator_is_said_to_be_lost(way: str, sites: Sites, marks: Path) -> None:
     with site(sites, way) as made, made.client() as mesh:
         table = mesh.put(np.ones(COUNT))
@@ -330,13 +356,6 @@ def test_what_went_with_the_coordinator_is_said_to_be_lost(way: str, sites: Site
 
 
 # --- a client's connection breaks
-
-
-@pytest.fixture(params=["near", "far"])
-def near_or_far(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whether the client shares the coordinator's memory."""
-    monkeypatch.setenv("GPUMESH_NO_SHARED_MEMORY", "1" if request.param == "far" else "0")
-    return str(request.param)
 
 
 def reset_and_wait(made: WiredSite, mesh: GPUMesh) -> None:
