@@ -61,7 +61,7 @@ def test_a_coordinator_that_stands_still_takes_nobody_for_dead_afterwards(site: 
 
         assert [future.result(30) for future in futures] == [(name, "one") for name in "abcd"]
         assert sorted(site.starts()) == [(name, "one") for name in ("a", "b", "c", "d", "warm")]
-        until(lambda: site.alive(mesh, "one") == [before], 10, what=f"{before}: {mesh.workers()}")
+        until(lambda: site.alive(mesh, "one") == [before], 10, what=f"{before} is alive")
     assert site.tracebacks() == []
 
 
@@ -76,5 +76,5 @@ def test_a_driver_that_stands_still_with_the_gil_gets_its_results_afterwards(sit
 
         assert [future.result(30) for future in futures] == [(name, "one") for name in "abc"]
         assert sorted(site.starts()) == [(name, "one") for name in "abc"]
-        assert site.alive(mesh, "one") == [before]
+        until(lambda: site.alive(mesh, "one") == [before], 10, what=f"{before} is alive")
     assert site.tracebacks() == []

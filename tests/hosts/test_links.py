@@ -69,7 +69,7 @@ def test_a_link_that_breaks_in_the_middle_of_a_large_result_costs_no_run(patient
 
             assert len(future.result(40)) == BYTES, how
             assert len(list(folder.iterdir())) == turn, f"{how}: run twice"
-            until(lambda: patient.alive(mesh, "one") == [ident], 10, what=f"{how}: {mesh.workers()}")
+            until(lambda: patient.alive(mesh, "one") == [ident], 10, what=f"{how}: {ident} is alive")
             assert ends == [future]
     assert patient.tracebacks() == []
 
@@ -89,7 +89,7 @@ def test_connections_that_are_reset_cost_no_run(quick: Site, who: str) -> None:
             hosts.reset(hosts[1] if who == "worker" else hosts[3], PORT)
             if turn == 1:
                 quick.go("a", "b")
-            until(lambda: quick.alive(mesh, "one") == [ident], 10, what=f"{ident}: {mesh.workers()}")
+            until(lambda: quick.alive(mesh, "one") == [ident], 10, what=f"{ident} is alive")
         quick.go()
 
         assert [future.result(30)[0] for future in futures] == ["a", "b", "c"]
@@ -130,7 +130,7 @@ def test_a_worker_whose_address_changes_comes_back_and_every_task_ends_once(quic
         hosts.change_address(hosts[1])
 
         until(lambda: quick.workers["one"].output.count("joined the mesh") == 2, 20, what="joined again")
-        until(lambda: [quick.ident(mesh, place) for place in ("one", "two")] == idents, 10, what=f"{idents}: {mesh.workers()}")
+        until(lambda: [quick.ident(mesh, place) for place in ("one", "two")] == idents, 10, what=f"{idents} are alive")
         quick.go()
         assert [future.result(30)[0] for future in futures] == ["a", "b", "c"]
         assert sorted(ends, key=futures.index) == futures

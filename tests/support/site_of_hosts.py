@@ -17,6 +17,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 import pytest
 
 from gpumesh import GPUMesh, accelerate
+from gpumesh.errors import MeshUnavailableError
 from gpumesh.protocol import connection as protocol
 from tests.integration.programs import Program
 from tests.support import lent
@@ -26,7 +27,11 @@ from tests.support.processes import free_port, until
 TOKEN = "between hosts"
 PORT = 8000
 SOON = 30.0  # Far beyond what is waited for, also on a busy machine.
-QUICK = {"HEARTBEAT_SECONDS": 0.4, "SILENCE_SECONDS": 2.0}
+QUICK = {
+    "HEARTBEAT_SECONDS": 0.4,
+    "SILENCE_SECONDS": 2.0,
+    "HANDSHAKE_SECONDS": 2.5,
+}  # The last: heartbeats begin when it is over.
 USUAL: Mapping[str, float] = {}
 
 
@@ -169,8 +174,11 @@ class Site:
     # --- workers, as the coordinator sees them
 
     def views(self, mesh: GPUMesh, place: str) -> List[Dict[str, Any]]:
-        """Records of this worker, dead ones included."""
-        return [view for view in mesh.workers() if view["tags"].get("place") == place]
+        """Records of this worker, dead ones included; none while the client has no connection."""
+        try:
+            return [view for view in mesh.workers() if view["tags"].get("place") == place]
+        except MeshUnavailableError:
+            return []
 
     def alive(self, mesh: GPUMesh, place: str) -> List[str]:
         """Ids under which it is alive."""
