@@ -31,6 +31,7 @@ REPORT_SECONDS = 1.0
 MOST_PENDING = 1500
 STREAMS = 3  # At the same time; and jobs.
 SCRIPT = Path(__file__).with_name("chaos_script.py")
+UNREAD_SECONDS = 20.0  # At most.
 SLOWEST = 5  # Tasks that are told of.
 RETRIES = 200  # More lost processes than any task meets here, if it is not the task that is to blame.
 JOB_SECONDS = 300.0  # Longer than anything takes here.
@@ -41,6 +42,7 @@ WEIGHTS = {
     "nap_again": 6.0,  # idempotent=True
     "blob": 3.0,
     "buffer": 2.0,
+    "unread": 1.0,  # A result whose value is asked for some seconds after it is there.
     "argument": 3.0,
     "fail": 6.0,
     "once": 8.0,  # retries=0
@@ -192,14 +194,19 @@ class Client:
         self._late = self._functions["nap"].options(timeout=LATE_SECONDS)
         self._kinds = settings["kinds"] or list(WEIGHTS)
         self._due = 0.0
-        self._readers: Dict[str, List[threading.Thread]] = {"stream": [], "job": []}
+        self._readers: Dict[str, List[threading.Thread]] = {"stream": [], "job": [], "unread": []}
         self._to_cancel: List[Tuple[float, Any]] = []
+        self._unread: List[Tuple[float, Task]] = []
 
     def tick(self, seconds: float) -> None:
         """Submit what is due after so many more seconds."""
         now = time.monotonic()
         while self._to_cancel and self._to_cancel[0][0] <= now:
             self._to_cancel.pop(0)[1].cancel()
+        ready = [task for at, task in self._unread if at <= now and task.future.done()]
+        if ready:
+            self._unread = [(at, task) for at, task in self._unread if task not in ready]
+            self._begin("unread", self._read, ready)
         self._due = min(self._due + seconds * self._rate, self._rate)  # After a freeze: no more than a second's worth.
         while self._due >= 1 and self.accounts.submitted - self.accounts.done < MOST_PENDING:
             kind = self._random.choices(self._kinds, [WEIGHTS[kind] for kind in self._kinds])[0]
@@ -208,7 +215,7 @@ class Client:
     def settle(self) -> bool:
         """Whether nothing is pending and no stream is read any more."""
         self.tick(0)
-        return not self._alive("stream") and not self._alive("job") and self.accounts.submitted == self.accounts.done
+        return not any(self._alive(kind) for kind in self._readers) and self.accounts.submitted == self.accounts.done
 
     def _submit(self, kind: str) -> int:
         random_ = self._random
@@ -232,6 +239,11 @@ class Client:
         elif kind in ("blob", "buffer"):
             task.expected = _gives_blob(number, nbytes)
             future = functions[kind].remote(number, nbytes)
+        elif kind == "unread":
+            task.expected = _gives_blob(number, nbytes)
+            task.future = functions["blob"].remote(number, nbytes)
+            self._unread.append((time.monotonic() + self._random.uniform(0.0, UNREAD_SECONDS), task))
+            return 1
         elif kind == "argument":
             data = tasks.pattern(number, nbytes)
             task.expected = lambda value, error: (
@@ -293,6 +305,11 @@ class Client:
     def _alive(self, kind: str) -> List[threading.Thread]:
         self._readers[kind] = [reader for reader in self._readers[kind] if reader.is_alive()]
         return self._readers[kind]
+
+    def _read(self, ready: List[Task]) -> None:
+        """On a thread of its own: while the coordinator is away, it waits."""
+        for task in ready:
+            self.accounts.ended(task, task.future)
 
     def _begin_job(self) -> int:
         at_most_once = self._random.random() < 0.5
