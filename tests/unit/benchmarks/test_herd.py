@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks.herd import measure, most_in_one_second
+from benchmarks.herd import BACK_SECONDS, measure, most_in_one_second
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="part of the harness")
 
@@ -18,9 +18,8 @@ def test_the_most_in_one_second() -> None:
     assert most_in_one_second([0.0, 2.0, 4.0]) == 1
 
 
-def test_all_are_back_soon_and_not_all_at_once() -> None:
+def test_all_are_back_soon() -> None:
     found = measure(40, 1.0)
 
     assert found["missing"] == 0
-    assert found["last_back_seconds"] <= 5.0
-    assert found["most_per_second"] <= 40
+    assert found["last_back_seconds"] <= BACK_SECONDS
