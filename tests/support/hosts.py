@@ -308,8 +308,11 @@ def why_not() -> str:
     """Why there are no such hosts here; empty: there are."""
     if sys.platform != "linux":
         return "network namespaces are Linux's"
-    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("unshare") is None:
-        return "network namespaces need root, ip and unshare"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [name for name in ("ip", "tc", "ss", "unshare", "mount") if shutil.which(name) is None]
+    if missing:
+        return f"network namespaces need {', '.join(missing)}"
     return ""
 
 
