@@ -212,7 +212,8 @@ class Coordinator:
         self.own_workers: Set[str] = set()  # Ids of those that end with this process.
         self._journal = journal
         before = _workers_before(journal) if journal is not None else []
-        living = [WorkerId(record.id) for record in before if record.name] if journal is not None else None
+        knows = journal is not None and journal.generation > 1  # A new journal says nothing of who was there.
+        living = [WorkerId(record.id) for record in before if record.name] if knows else None
         self._workers_before = [WorkerId(record.id) for record in before]
         self._has_died = False  # A worker has, since this start, and the journal says so.
         self._missing_timer: Optional[asyncio.TimerHandle] = None
