@@ -11,7 +11,12 @@ import mmap
 import os
 from typing import Any, Callable, Dict, Iterable, List
 
+from gpumesh.config import KIB, MIB
 from gpumesh.protocol import messages as msg
+
+COPIED_BYTES = 256 * KIB  # An object of this size is copied: a map costs a descriptor.
+ALL_COPIED_BYTES = 64 * MIB
+MAPS = 256  # A quarter of the descriptors that a process usually may have; what is beyond is lost.
 
 
 class Leftovers:
@@ -19,7 +24,9 @@ class Leftovers:
 
     def __init__(self) -> None:
         self._writing: Dict[int, int] = {}  # Object -> descriptor.
-        self._maps: Dict[int, mmap.mmap] = {}
+        self._maps: Dict[int, Any] = {}  # A map each, or a copy of what is small.
+        self._mapped = 0  # How many are maps.
+        self._copied_bytes = 0
         self._views: Dict[int, memoryview] = {}  # Fetch number -> what is being sent.
         self._unconfirmed: Dict[int, None] = {}  # Those that no coordinator has.
 
@@ -67,9 +74,17 @@ class Leftovers:
 
     def _map(self, oid: int, descriptor: int, nbytes: int) -> None:
         try:
-            if nbytes and os.fstat(descriptor).st_size >= nbytes:
+            if not nbytes or os.fstat(descriptor).st_size < nbytes:
+                return
+            if nbytes <= COPIED_BYTES and self._copied_bytes + nbytes <= ALL_COPIED_BYTES:
+                self._maps[oid] = os.pread(descriptor, nbytes, 0)
+                self._copied_bytes += nbytes
+            elif self._mapped < MAPS:
                 self._maps[oid] = mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ)
-                self._unconfirmed[oid] = None
+                self._mapped += 1
+            else:
+                return
+            self._unconfirmed[oid] = None
         except OSError:
             pass  # Out of maps or of descriptors: then it is lost.
 
@@ -109,8 +124,13 @@ class Leftovers:
         """Let go of the others, apart from what is being sent."""
         busy = {id(view.obj) for view in self._views.values()}
         for oid in [oid for oid, kept in self._maps.items() if not is_needed(oid) and id(kept) not in busy]:
-            with contextlib.suppress(BufferError):  # The last chunk is on its way still; it goes with that.
-                self._maps.pop(oid).close()
+            kept = self._maps.pop(oid)
+            if type(kept) is bytes:
+                self._copied_bytes -= len(kept)
+            else:
+                self._mapped -= 1
+                with contextlib.suppress(BufferError):  # The last chunk is on its way still; it goes with that.
+                    kept.close()
             self._unconfirmed.pop(oid, None)
 
     def close(self) -> None:

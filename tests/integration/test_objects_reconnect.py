@@ -25,6 +25,7 @@ from tests.support.wired_site import CLIENT, WiredSite, wired_site
 WAYS = ("shared", "own")
 WORKER = 1  # Its wire.
 TIMES = {"CLIENT_GRACE_SECONDS": 1.0, "RECOVERY_SECONDS": 3.0}
+OUTAGE_SECONDS = 1.0  # Beyond the moment for which a worker may be away.
 COUNT = 6_000_000  # Of 8 bytes: what is in a wire and in sockets is a fraction of it.
 
 
@@ -185,6 +186,28 @@ def test_a_result_that_is_cut_off_half_way_costs_no_run(way: str, sites: Sites, 
         del future
         made.until_no_objects(mesh)
         assert made.descriptors("one") <= before + 2
+
+
+def test_a_result_that_is_half_way_here_is_not_made_again_by_another_worker(sites: Sites, marks: Path) -> None:
+    with site(sites, "own") as made, made.client() as mesh:
+        future = accelerate(mesh)(make).remote(str(marks), COUNT, 3.0)
+        until_held(marks)
+        made.join("two")
+        try:
+            made.stall(WORKER, "down")  # Nobody fetches it.
+            go(marks)
+            until(lambda: [row for row in made.objects(mesh) if row["state"] == "arriving"], 10, what="a result is told of")
+            made.stall(WORKER)
+            made.reset(WORKER)
+            until(lambda: not made.alive(mesh, "one"), 10, what="it is given up")
+            time.sleep(OUTAGE_SECONDS)
+            made.flow(WORKER)
+            assert float(future.result(40).sum()) == 3.0 * COUNT
+            assert starts(marks) == 1
+        finally:
+            made.workers.pop("two").kill()
+        del future
+        made.until_no_objects(mesh)
 
 
 @pytest.mark.parametrize("is_open", [True, False])
