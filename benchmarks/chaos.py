@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 from benchmarks import chaos_plan as plan
 from benchmarks.chaos_faults import Done, Faults
@@ -168,15 +168,12 @@ class Chaos:
         """Tasks with `retries=0` have started once at most; how often others ran again although they had ended is a figure."""
         for client, path in zip(self._mesh.clients, self._mesh.marks):
             for number, lines in _marks(Path(f"{path}.once")).items():
-                starts = [line for line in lines if line.startswith("start")]
-                if len(starts) > 1:
+                if _runs(lines)[0] > 1:
                     self._complain("retries=0 ran twice", client=client.name, number=number, kind="once", text="; ".join(lines))
             for lines in [*_marks(Path(f"{path}.again")).values(), *_marks(Path(f"{path}.jobs")).values()]:
-                self.runs += sum(line.startswith("start") for line in lines)
-                self.runs_after_the_end += sum(
-                    line.startswith("start") and any(earlier.startswith("end") for earlier in lines[:place])
-                    for place, line in enumerate(lines)
-                )
+                runs, after_the_end = _runs(lines)
+                self.runs += runs
+                self.runs_after_the_end += after_the_end
 
     def _check_database(self) -> None:
         import sqlite3
@@ -271,6 +268,13 @@ def _marks(path: Path) -> Dict[int, List[str]]:
     for line in path.read_text(encoding="ascii").splitlines() if path.exists() else ():
         found.setdefault(int(line.split()[1]), []).append(line)
     return found
+
+
+def _runs(lines: List[str]) -> Tuple[int, int]:
+    """How often a task with these lines has started, and how often of those it had already ended once."""
+    words = [line.split()[0] for line in lines]
+    starts = [place for place, word in enumerate(words) if word == "start"]
+    return len(starts), sum("end" in words[:place] for place in starts)
 
 
 def _grown(before: Dict[str, Dict[str, float]], after: Dict[str, Dict[str, float]]) -> List[str]:

@@ -93,9 +93,24 @@ class TestTasks:
         assert chaos_tasks.mark(3, 0.0, str(path)) == 3
         assert chaos_tasks.mark(3, 0.0, str(path)) == 3
 
-        (number,) = chaos._marks(path)
+        ((number, lines),) = chaos._marks(path).items()
         assert number == 3
-        assert [line.split()[0] for line in chaos._marks(path)[3]] == ["start", "end", "start", "end"]
+        assert [line.split()[0] for line in lines] == ["start", "end", "start", "end"]
+        assert chaos._runs(lines) == (2, 1)
+
+    def test_a_run_that_began_while_another_went_on_is_no_run_after_the_end(self) -> None:
+        assert chaos._runs(["start 1 7 0.1", "start 1 8 0.2", "end 1 8 0.3", "end 1 7 0.4"]) == (2, 0)
+        assert chaos._runs(["start 1 7 0.1"]) == (1, 0)
+
+    def test_the_script_of_the_jobs_leaves_the_same_marks(self, tmp_path: Path) -> None:
+        path = tmp_path / "marks"
+        payload = json.dumps({"number": 4, "seconds": 0.0, "path": str(path)})
+        script = ROOT / "benchmarks" / "chaos_script.py"
+        run = subprocess.run(
+            [sys.executable, str(script)], input=payload, capture_output=True, text=True, check=True, timeout=30
+        )
+        assert json.loads(run.stdout.splitlines()[-1]) == {"number": 4}
+        assert chaos._runs(chaos._marks(path)[4]) == (1, 0)
 
     def test_values_are_known_by_their_number(self) -> None:
         assert len(chaos_tasks.blob(5, 1003)) == 1000
