@@ -17,10 +17,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence
 
 from benchmarks import chaos_plan as plan
-from benchmarks.chaos_faults import Done, Faults
+from benchmarks.chaos_faults import Faults
+from benchmarks.chaos_findings import grown, marks, runs, shown, told, touches
 from benchmarks.chaos_mesh import Mesh
 from benchmarks.running import adopt_orphans
 
@@ -31,12 +32,7 @@ TICK_SECONDS = 0.02
 SETTLE_SECONDS = 90.0  # From the last fault until every task is accounted for: more than any time limit in the mesh.
 QUIET_SECONDS = 30.0  # From then on until memory, descriptors and processes are back.
 LEFT_SECONDS = 10.0  # From the end of all until nothing of it is left.
-MEMORY_SHARE, MEMORY_BYTES = 0.25, 24e6  # Above what it was, whichever is more: a heap has holes.
-CLIENT_MEMORY_BYTES = (
-    60e6  # The same for a client: its heap is as large as its largest backlog was. What it holds is counted, too:
-)
-CLIENT_BLOCKS = 15_000  # Python's blocks of memory in use, above what there were: far less than one for each task.
-DESCRIPTORS = 4  # Of a store that nothing was large enough for before.
+CLIENT_BLOCKS = 15_000  # Python's blocks of memory in use in a client, above what there were: far less than one for each task.
 SHOWN_VIOLATIONS = 30
 
 
@@ -78,7 +74,7 @@ class Chaos:
             return
         self.before = mesh.usage()
         idle_before = dict(self._idle)
-        self._say(f"quiet: {_shown(self.before)}")
+        self._say(f"quiet: {shown(self.before)}")
         self._start = time.monotonic()
         self._order("go")
         self._go_on(self._seconds, with_faults=True)
@@ -155,24 +151,24 @@ class Chaos:
         deadline = time.monotonic() + QUIET_SECONDS
         while True:
             self.after = self._mesh.usage()
-            grown = _grown(self.before, self.after)
-            if not grown or time.monotonic() > deadline:
+            more = grown(self.before, self.after)
+            if not more or time.monotonic() > deadline:
                 break
             self._listen()
             time.sleep(0.5)
-        self._say(f"quiet: {_shown(self.after)}")
-        for text in grown:
+        self._say(f"quiet: {shown(self.after)}")
+        for text in more:
             self._complain("not back to the start", text=text)
 
     def _check_marks(self) -> None:
         """Tasks with `retries=0` have started once at most; how often others ran again although they had ended is a figure."""
         for client, path in zip(self._mesh.clients, self._mesh.marks):
-            for number, lines in _marks(Path(f"{path}.once")).items():
-                if _runs(lines)[0] > 1:
+            for number, lines in marks(Path(f"{path}.once")).items():
+                if runs(lines)[0] > 1:
                     self._complain("retries=0 ran twice", client=client.name, number=number, kind="once", text="; ".join(lines))
-            for lines in [*_marks(Path(f"{path}.again")).values(), *_marks(Path(f"{path}.jobs")).values()]:
-                runs, after_the_end = _runs(lines)
-                self.runs += runs
+            for lines in [*marks(Path(f"{path}.again")).values(), *marks(Path(f"{path}.jobs")).values()]:
+                starts, after_the_end = runs(lines)
+                self.runs += starts
                 self.runs_after_the_end += after_the_end
 
     def _check_database(self) -> None:
@@ -237,7 +233,7 @@ class Chaos:
         if submitted is not None and ended is not None:
             violation["submitted_at"] = round(submitted - self._start, 3)
             violation["ended_at"] = round(ended - self._start, 3)
-            violation["faults"] = [_told(done) for done in self.faults.done if _touches(done, violation)][-40:]
+            violation["faults"] = [told(done) for done in self.faults.done if touches(done, violation)][-40:]
         if story.get("task_id"):
             violation["log"] = self._lines_about(story["task_id"])
         self.violations.append(violation)
@@ -251,53 +247,6 @@ class Chaos:
         return [f"{program.name}: {line}" for program in programs for line in program.said().splitlines() if word.search(line)][
             :40
         ]
-
-
-def _told(done: Done) -> str:
-    return f"{done.begun:.2f} s: {done.fault}: {done.victim}"
-
-
-def _touches(done: Done, violation: Dict[str, Any]) -> bool:
-    """Whether a fault began while the task was on its way, or shortly before, or was not over then."""
-    return bool(done.begun <= violation["ended_at"] and done.ended >= violation["submitted_at"] - 1.0)
-
-
-def _marks(path: Path) -> Dict[int, List[str]]:
-    """The lines that tasks have left, by number."""
-    found: Dict[int, List[str]] = {}
-    for line in path.read_text(encoding="ascii").splitlines() if path.exists() else ():
-        found.setdefault(int(line.split()[1]), []).append(line)
-    return found
-
-
-def _runs(lines: List[str]) -> Tuple[int, int]:
-    """How often a task with these lines has started, and how often of those it had already ended once."""
-    words = [line.split()[0] for line in lines]
-    starts = [place for place, word in enumerate(words) if word == "start"]
-    return len(starts), sum("end" in words[:place] for place in starts)
-
-
-def _grown(before: Dict[str, Dict[str, float]], after: Dict[str, Dict[str, float]]) -> List[str]:
-    """What is more than it was, in words."""
-    found = [f"{name} is not there" for name in before if name not in after]
-    for name, usage in after.items():
-        for what, value in usage.items():
-            limit = before[name][what]
-            if what.startswith("memory"):
-                limit += max(limit * MEMORY_SHARE, CLIENT_MEMORY_BYTES if name.startswith("client") else MEMORY_BYTES)
-            elif what == "descriptors":
-                limit += DESCRIPTORS
-            if value > limit or (what == "processes" and value < limit):
-                found.append(f"{what} of {name}: {value:.0f} now, {before[name][what]:.0f} before")
-    return found
-
-
-def _shown(usage: Dict[str, Dict[str, float]]) -> str:
-    return "; ".join(
-        f"{name} {found['memory'] / 1e6:.0f} MB (all {found['memory of all'] / 1e6:.0f}), "
-        f"{found['descriptors']:.0f} descriptors, {found['processes']:.0f} processes"
-        for name, found in usage.items()
-    )
 
 
 def main(arguments: Sequence[str]) -> int:

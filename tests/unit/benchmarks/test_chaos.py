@@ -13,8 +13,8 @@ from typing import Any, Dict, Iterator, List
 
 import pytest
 
-from benchmarks import chaos, chaos_plan, chaos_tasks
-from benchmarks.chaos_client import Accounts
+from benchmarks import chaos_findings, chaos_plan, chaos_tasks
+from benchmarks.chaos_accounts import Accounts
 from benchmarks.chaos_faults import Done
 from benchmarks.chaos_mesh import Program
 from benchmarks.running import ROOT
@@ -93,14 +93,14 @@ class TestTasks:
         assert chaos_tasks.mark(3, 0.0, str(path)) == 3
         assert chaos_tasks.mark(3, 0.0, str(path)) == 3
 
-        ((number, lines),) = chaos._marks(path).items()
+        ((number, lines),) = chaos_findings.marks(path).items()
         assert number == 3
         assert [line.split()[0] for line in lines] == ["start", "end", "start", "end"]
-        assert chaos._runs(lines) == (2, 1)
+        assert chaos_findings.runs(lines) == (2, 1)
 
     def test_a_run_that_began_while_another_went_on_is_no_run_after_the_end(self) -> None:
-        assert chaos._runs(["start 1 7 0.1", "start 1 8 0.2", "end 1 8 0.3", "end 1 7 0.4"]) == (2, 0)
-        assert chaos._runs(["start 1 7 0.1"]) == (1, 0)
+        assert chaos_findings.runs(["start 1 7 0.1", "start 1 8 0.2", "end 1 8 0.3", "end 1 7 0.4"]) == (2, 0)
+        assert chaos_findings.runs(["start 1 7 0.1"]) == (1, 0)
 
     def test_the_script_of_the_jobs_leaves_the_same_marks(self, tmp_path: Path) -> None:
         path = tmp_path / "marks"
@@ -110,7 +110,7 @@ class TestTasks:
             [sys.executable, str(script)], input=payload, capture_output=True, text=True, check=True, timeout=30
         )
         assert json.loads(run.stdout.splitlines()[-1]) == {"number": 4}
-        assert chaos._runs(chaos._marks(path)[4]) == (1, 0)
+        assert chaos_findings.runs(chaos_findings.marks(path)[4]) == (1, 0)
 
     def test_values_are_known_by_their_number(self) -> None:
         assert len(chaos_tasks.blob(5, 1003)) == 1000
@@ -124,24 +124,24 @@ class TestFindings:
 
     def test_a_little_more_of_what_breathes_is_fine(self) -> None:
         after = {"coordinator": {"memory": 50e6, "descriptors": 22, "processes": 1, "memory of all": 50e6}}
-        assert chaos._grown(self.BEFORE, after) == []
+        assert chaos_findings.grown(self.BEFORE, after) == []
 
     @pytest.mark.parametrize(("what", "value"), [("memory", 70e6), ("descriptors", 40), ("processes", 2), ("processes", 0)])
     def test_more_is_told(self, what: str, value: float) -> None:
         after = {"coordinator": {**self.BEFORE["coordinator"], what: value}}
-        (text,) = chaos._grown(self.BEFORE, after)
+        (text,) = chaos_findings.grown(self.BEFORE, after)
         assert text.startswith(f"{what} of coordinator: {value:.0f} now")
 
     def test_who_is_missing_is_told(self) -> None:
-        assert chaos._grown(self.BEFORE, {}) == ["coordinator is not there"]
+        assert chaos_findings.grown(self.BEFORE, {}) == ["coordinator is not there"]
 
     def test_the_faults_that_a_violation_may_have_met_are_told(self) -> None:
         fault = chaos_plan.Fault(10.0, "freeze", "agent", 0.5, 0.5, 3.0)
         done = Done(fault, "worker 1", 10.0, 13.0)
-        assert chaos._touches(done, {"submitted_at": 12.0, "ended_at": 12.5})
-        assert not chaos._touches(done, {"submitted_at": 15.0, "ended_at": 16.0})
-        assert not chaos._touches(done, {"submitted_at": 1.0, "ended_at": 9.0})
-        assert chaos._told(done) == "10.00 s: freeze agent for 3.00 s: worker 1"
+        assert chaos_findings.touches(done, {"submitted_at": 12.0, "ended_at": 12.5})
+        assert not chaos_findings.touches(done, {"submitted_at": 15.0, "ended_at": 16.0})
+        assert not chaos_findings.touches(done, {"submitted_at": 1.0, "ended_at": 9.0})
+        assert chaos_findings.told(done) == "10.00 s: freeze agent for 3.00 s: worker 1"
 
     def test_a_program_that_died_by_itself_is_told_from_one_that_was_killed(self, tmp_path: Path) -> None:
         program = Program("one", [sys.executable, "-c", "print('hello'); raise SystemExit(3)"], {}, tmp_path / "log")
