@@ -26,6 +26,7 @@ from gpumesh.config import (
     LOOK_AGAIN_MOST_SECONDS,
     LOOK_SECONDS_PER_ATTEMPT,
     LOOK_SHARE,
+    MAX_COPIES,
     MAX_PENDING_TASKS_PER_CLIENT,
     RECALL_AFTER_SECONDS,
 )
@@ -712,6 +713,8 @@ class Flow:
         first = self._tasks[task_id]
         assert isinstance(first, Worker), task_id
         assert task_id not in worker.assigned, task_id
+        if len(self._copies.get(task_id, ())) > MAX_COPIES:
+            return  # Some of them wait, at workers that have fewer slots than they had.
         width = spec.group.workers[worker]
         lease = None
         if not width:

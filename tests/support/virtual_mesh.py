@@ -132,7 +132,11 @@ class VirtualMesh:
 
     def _able(self, idents: Sequence[str], spec: TaskSpec) -> List[str]:
         found = [self.workers[ident] for ident in idents if ident in self.workers]
-        return [worker.id for worker in found if worker.takes and not lacks(worker.facts, spec.requirement)]
+        return [
+            worker.id
+            for worker in found
+            if worker.takes and not lacks(worker.facts, spec.requirement) and spec.packages not in worker.facts.installing
+        ]
 
     def pass_time(self, seconds: float, *, looks: int = 100) -> None:
         """Time passes; the scheduler is called when it asked for it, the first `looks` times, and at the end."""
