@@ -38,7 +38,7 @@ WEIGHTS = {
     "nap_again": 6.0,  # idempotent=True
     "blob": 3.0,
     "buffer": 2.0,
-    "unread": 1.0,  # A result whose value is asked for some seconds after it is there. Only when named, see USUAL.
+    "unread": 1.0,  # A result whose value is asked for some seconds after it is there.
     "argument": 3.0,
     "fail": 6.0,
     "once": 8.0,  # retries=0
@@ -49,9 +49,6 @@ WEIGHTS = {
     "stream": 2.0,  # Of 5 to 40 tasks.
     "job": 0.4,  # Of 3 to 12 scripts, each in an interpreter of its own; with retries=0 every other time.
 }
-USUAL = [
-    kind for kind in WEIGHTS if kind != "unread"
-]  # Of that, both places that have its value may be killed meanwhile: ObjectLostError.
 
 
 class Draw(NamedTuple):
@@ -80,7 +77,7 @@ class Client:
         self._once = self._functions["mark"].options(retries=0)
         self._nap_again = self._functions["nap"].options(idempotent=True)
         self._late = self._functions["nap"].options(timeout=LATE_SECONDS)
-        self._kinds = settings["kinds"] or USUAL
+        self._kinds = settings["kinds"] or list(WEIGHTS)
         self._due = 0.0
         self._readers: Dict[str, List[threading.Thread]] = {"stream": [], "job": [], "unread": []}
         self._to_cancel: List[Tuple[float, Any]] = []

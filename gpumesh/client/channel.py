@@ -677,6 +677,8 @@ class Channel:
                     entry = pending.get(task_id)
                     if type(payload) is not bytes and status == _OK:
                         payload = self.objects.received(payload)  # Also where nobody wants it: it was granted to us.
+                        if entry is not None and payload.ref is not None:
+                            payload.origin = _origin(entry, task_id)
                     if entry is None:
                         continue
                     if INPUT_MISSING <= status <= INPUT_FAILED:
@@ -1127,3 +1129,9 @@ class Channel:
             self._link.release()
         self._poller.release()
         return [(task_id, entry[2] if type(entry) is tuple else entry.sink) for task_id, entry in self._pending.items()]
+
+
+def _origin(entry: Any, task_id: int) -> Optional[Tuple[SpecHandle, bytes]]:
+    """What a task that has ended was made of, if it may run again and its arguments are at hand: bytes, which hold nothing else alive."""
+    handle, payload = entry[:2] if type(entry) is tuple else (entry.handle, entry.payloads[task_id - entry.first])
+    return (handle, payload) if type(payload) is bytes and handle.spec.retries else None

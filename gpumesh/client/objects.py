@@ -16,6 +16,7 @@ Promises:
 from __future__ import annotations
 
 import itertools
+import logging
 import mmap
 import os
 import threading
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     from gpumesh.client.link import MeshLink
     from gpumesh.store.segments import SegmentWriter
 
+logger = logging.getLogger("gpumesh")
+
 NO_SHARED_MEMORY = "GPUMESH_NO_SHARED_MEMORY"
 """Set to 1: values travel over the connection even where the processes share a host."""
 
@@ -82,9 +85,10 @@ class StoredValue:
         ref: Its object; None when the value itself is small and at hand.
         payload: That small value.
         refs: Objects that it refers to, held as long as it may be loaded.
+        origin: The task that makes it again, once every place that had it is lost: its handle and arguments. None: it must not, or cannot.
     """
 
-    __slots__ = ("space", "ref", "payload", "refs")
+    __slots__ = ("space", "ref", "payload", "refs", "origin")
 
     def __init__(
         self, space: ObjectSpace, ref: Optional[ObjectRef], payload: Any = None, refs: Sequence[ObjectRef] = ()
@@ -93,6 +97,7 @@ class StoredValue:
         self.ref = ref
         self.payload = payload
         self.refs = refs
+        self.origin: Optional[Tuple[Any, bytes]] = None
 
     @property
     def nbytes(self) -> int:
@@ -105,14 +110,26 @@ class StoredValue:
         return Stored(self.ref.oid, self.ref.nbytes) if self.ref is not None else self.payload
 
     def load(self, timeout: Optional[float] = None) -> Any:
-        """The value; see `ObjectSpace.get`."""
+        """The value; see `ObjectSpace.get`. Where it is lost, and its task may be tried again, that makes it once more."""
         if self.ref is not None:
-            return self.space.get(self.ref, timeout)
+            try:
+                return self.space.get(self.ref, timeout)
+            except ObjectLostError as error:
+                if self.origin is None:
+                    raise
+                return _make_again(*self.origin, timeout, why=error)
         with refs.use_space(self.space):
             return loads(self.payload)
 
     def __repr__(self) -> str:
         return f"StoredValue({self.ref if self.ref is not None else self.payload!r})"
+
+
+def _make_again(handle: Any, payload: bytes, timeout: Optional[float], *, why: ObjectLostError) -> Any:
+    from gpumesh.client.futures import submit_one
+
+    logger.warning("the result of %s was lost before it was read (%s); it runs again", handle.name, why)
+    return submit_one(handle.session, handle, payload).result(timeout)
 
 
 class _Reply:

@@ -35,7 +35,7 @@ from gpumesh.serialization.refs import ObjectRef
 from gpumesh.serialization.values import dumps
 from tests.unit.client.fake_mesh import FakeMesh
 from tests.unit.client.fake_session import until
-from tests.unit.client.test_session import connect, start
+from tests.unit.client.test_session import SPEC, connect, start
 
 np = pytest.importorskip("numpy")
 
@@ -480,12 +480,21 @@ def test_a_result_with_references_inside_holds_them(mesh: FakeMesh, session: Ses
 
 def test_a_lost_result_is_the_futures_error(mesh: FakeMesh, session: Session) -> None:
     mesh.answers = False
-    future = start(session)
+    future = start(session, spec=SPEC._replace(retries=0))
     taken(mesh, future)
     mesh.finish(future.task_id, payload=Stored(ELSEWHERE, 100_000))
     with pytest.raises(ObjectLostError):
         future.result(10)
     assert isinstance(future.exception(), ObjectLostError)
+
+
+def test_a_lost_result_of_a_task_that_may_be_tried_again_is_made_again(mesh: FakeMesh, session: Session) -> None:
+    mesh.answers = False
+    future = start(session)
+    taken(mesh, future)
+    mesh.finish(future.task_id, payload=Stored(ELSEWHERE, 100_000))
+    mesh.answers = True
+    assert future.result(10) == 1
 
 
 def test_a_result_larger_than_this_machine_is_its_error_alone(far: FakeMesh) -> None:
