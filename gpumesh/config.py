@@ -21,7 +21,9 @@ SILENCE_SECONDS = 30.0  # Six missed heartbeats: the peer is dead.
 CONNECT_SECONDS = 5.0
 RECONNECT_SECONDS = 60.0  # How long a client looks for a lost coordinator before its futures fail.
 RECONNECT_FIRST_DELAY_SECONDS = 0.1
-RECONNECT_MAX_DELAY_SECONDS = 1.5  # A restart may cost 2 s beyond its own time, the way back included. In a mesh of few workers.
+RECONNECT_MAX_DELAY_SECONDS = (
+    1.5  # A restart may cost 2 s beyond its own time, the way back included. In a mesh of few workers.
+)
 RECONNECTS_PER_SECOND = 40.0  # Of all workers of a mesh together, about: a hundred handshakes cost the coordinator 50 ms.
 UNSENT_KERNEL_BYTES = 256 * KIB  # In a socket's own queue: on a slow link a heartbeat waits behind no more of it.
 GOODBYE_SECONDS = 1.0  # From a coordinator's goodbyes to closing on who does not read them.
