@@ -18,7 +18,7 @@ from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, Callable, Generator, List, Optional, Tuple
 
-from gpumesh.client.outcomes import exception_for
+from gpumesh.client.outcomes import SecondRunError, exception_for
 from gpumesh.errors import MeshError, MeshUnavailableError, SerializationError, TaskCancelledError
 from gpumesh.model.ids import TaskId, show_task
 from gpumesh.model.outcomes import Status
@@ -318,6 +318,8 @@ class MeshFuture(Future[Any]):
                 raise  # It may come yet.
             except MemoryError as error:
                 value = error
+            except SecondRunError as second:
+                value = second.error
             except Exception as error:  # noqa: BLE001  # Unpickling runs user code.
                 value = (
                     error if isinstance(error, MeshError) and type(outcome) is not bytes else _cannot_load(self._title(), error)

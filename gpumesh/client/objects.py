@@ -26,6 +26,7 @@ from collections import deque
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Union
 
+from gpumesh.client.outcomes import SecondRunError
 from gpumesh.config import FETCH_WINDOW_BYTES, INLINE_VALUE_BYTES, KIB, MIB
 from gpumesh.errors import ObjectLostError, ObjectStoreFullError
 from gpumesh.model.ids import SEQUENCE_BITS
@@ -88,7 +89,7 @@ class StoredValue:
         origin: The task that makes it again, once every place that had it is lost: its handle and arguments. None: it must not, or cannot.
     """
 
-    __slots__ = ("space", "ref", "payload", "refs", "origin")
+    __slots__ = ("space", "ref", "payload", "refs", "origin", "_again")
 
     def __init__(
         self, space: ObjectSpace, ref: Optional[ObjectRef], payload: Any = None, refs: Sequence[ObjectRef] = ()
@@ -98,6 +99,7 @@ class StoredValue:
         self.payload = payload
         self.refs = refs
         self.origin: Optional[Tuple[Any, bytes]] = None
+        self._again: Optional[Any] = None  # The future of the one task that makes it again.
 
     @property
     def nbytes(self) -> int:
@@ -117,19 +119,25 @@ class StoredValue:
             except ObjectLostError as error:
                 if self.origin is None:
                     raise
-                return _make_again(*self.origin, timeout, why=error)
+                return self._made_again(*self.origin, timeout, why=error)
         with refs.use_space(self.space):
             return loads(self.payload)
 
+    def _made_again(self, handle: Any, payload: bytes, timeout: Optional[float], *, why: ObjectLostError) -> Any:
+        """The value from a second run, of which there is one, however often it is asked for."""
+        again = self._again
+        if again is None:
+            from gpumesh.client.futures import submit_one
+
+            logger.warning("the result of %s was lost before it was read (%s); it runs again", handle.name, why)
+            again = self._again = submit_one(handle.session, handle, payload)
+        error = again.exception(timeout)
+        if error is not None:
+            raise SecondRunError(error)
+        return again.result()
+
     def __repr__(self) -> str:
         return f"StoredValue({self.ref if self.ref is not None else self.payload!r})"
-
-
-def _make_again(handle: Any, payload: bytes, timeout: Optional[float], *, why: ObjectLostError) -> Any:
-    from gpumesh.client.futures import submit_one
-
-    logger.warning("the result of %s was lost before it was read (%s); it runs again", handle.name, why)
-    return submit_one(handle.session, handle, payload).result(timeout)
 
 
 class _Reply:

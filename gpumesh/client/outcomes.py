@@ -25,6 +25,14 @@ _SHOWN_ATTEMPTS = 8  # In the text; the error's `attempts` has them all.
 _ABOUT_ATTEMPT = ("worker", "exit", "reason", "stderr", "pid", "memory_bytes", "memory_limit_bytes", "out_of_memory")
 
 
+class SecondRunError(Exception):
+    """The task that was to make a lost value again has failed with `error`, which is how the value's own task ends then."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def exception_for(status: int, payload: Any, *, name: str, task_id: int, worker: str) -> BaseException:
     """The exception that a task which did not end well raises in its caller.
 

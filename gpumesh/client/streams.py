@@ -35,6 +35,7 @@ from typing import (
 
 from gpumesh.client.feeding import LOADED, Feed, Record
 from gpumesh.client.futures import MeshFuture
+from gpumesh.client.outcomes import SecondRunError
 from gpumesh.errors import MeshError, ObjectLostError, SerializationError
 from gpumesh.model.outcomes import Status
 from gpumesh.serialization.values import loads
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gpumesh")
 
 _OK = int(Status.OK)
-_UNLOADABLE = (SerializationError, ObjectLostError, MemoryError)
+_UNLOADABLE = (SerializationError, ObjectLostError, SecondRunError, MemoryError)
 _NEVER: Dict[int, Any] = {}
 
 

@@ -423,16 +423,16 @@ class Coordinator:
     def _lose_worker(self, worker: _Worker, reason: str) -> None:
         if self._workers.get(worker.ident) is worker:
             worker.link = None
-            self._on_worker_gone(worker, reason, "left")
+            self._on_worker_gone(worker, reason, "left", has_work=self._cluster.has_attempts_at(worker.ident))
             self._perform(self._cluster.handle(ev.WorkerLost(worker.ident, reason), self._loop.time()))
             self._objects.peer_gone(worker.ident)
 
-    def _on_worker_gone(self, worker: _Worker, reason: str, how: str) -> None:
-        """`how` is "left" or "died"."""
+    def _on_worker_gone(self, worker: _Worker, reason: str, how: str, *, has_work: bool) -> None:
+        """`how` is "left" or "died"; `has_work`: as far as is known, tasks were lost with it, however it went."""
         del self._workers[worker.ident]
         how = "left" if worker.is_leaving else how
         if self._journal is not None:
-            if how == "died":
+            if has_work:
                 self._note_loss(self._journal)  # First: never is the one forgotten and the other not known.
             self._journal.worker_left(worker.ident)
         words = f"worker {worker.ident} ({worker.label}) {'has left' if how == 'left' else 'is lost'}: {reason}"
@@ -784,7 +784,7 @@ class Coordinator:
             elif kind is act.WorkerGone:
                 worker = self._workers.get(action.worker)
                 if worker is not None:
-                    self._on_worker_gone(worker, action.reason, "died")
+                    self._on_worker_gone(worker, action.reason, "died", has_work=True)
                     self._objects.peer_gone(worker.ident)
             elif kind is act.ClientGone:
                 client = self._clients.get(action.client)

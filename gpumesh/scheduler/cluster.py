@@ -186,6 +186,11 @@ class Cluster(Flow):
         """Whether the task is here and its client has said, in this session, that it waits for it."""
         return task_id in self._tasks and task_id not in self._adopted
 
+    def has_attempts_at(self, worker: WorkerId) -> bool:
+        """Whether a worker has anything that has not ended."""
+        known = self._workers.get(worker)
+        return known is not None and bool(known.assigned or known.orphans)
+
     def retries_of(self, client: ClientNumber, spec_number: int) -> int:
         """How often tasks of a client's spec may be tried again; 0 for one that was never defined."""
         known = self._clients.get(client)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Tuple
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any, Iterator, List, Tuple
 
 import pytest
 
 from gpumesh import GPUMesh
+from gpumesh.journal.sqlite import SqliteJournal, open_reader
 from gpumesh.model.ids import SEQUENCE_BITS
 from gpumesh.model.outcomes import Status
 from gpumesh.model.tasks import TaskSpec
@@ -20,7 +24,9 @@ from gpumesh.protocol.messages import (
     SubmitTasks,
     TaskResults,
     TasksFinished,
+    WorkerDraining,
 )
+from gpumesh.runtime.coordinator import DIED, Coordinator
 from tests.support.mesh_peer import MeshPeer
 
 CLIENT = 7
@@ -78,3 +84,34 @@ def test_what_goes_on_is_not_started_again_and_its_result_is_delivered_once(port
 
             assert [tuple(result[:3]) for result in client.expect(TaskResults).results] == [(TASK, 0, b"value")]
             assert not [message for message in client.quiet(0.2) if type(message) is TaskResults]
+
+
+def test_what_a_worker_took_along_is_known_to_have_been_lost_also_if_it_was_about_to_leave(tmp_path: Path) -> None:
+    path = str(tmp_path / "jobs.db")
+
+    def play(port: int) -> None:
+        with MeshPeer(port, TOKEN, client=CLIENT) as client:
+            with MeshPeer(port, TOKEN, worker="w1") as worker:
+                client.send(
+                    DefineFunction(SPEC.function, (b"body", (), ())), DefineSpec(1, SPEC), SubmitTasks(1, [TASK], [b"call"])
+                )
+                worker.expect(RunTasks)
+                worker.send(WorkerDraining("its owner ended it"))
+            assert client.expect(TaskResults).results[0][1] == Status.LOST
+
+    async def serve() -> List[str]:
+        loop = asyncio.get_running_loop()
+        journal = SqliteJournal(path, call_soon=loop.call_soon_threadsafe)
+        coordinator = Coordinator(token=TOKEN, journal=journal)
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        await coordinator.start(listener)
+        await loop.run_in_executor(None, play, port)
+        await coordinator.stop()
+        reader = open_reader(path)
+        try:
+            return [record.id for record in reader.workers()]
+        finally:
+            reader.close()
+
+    assert asyncio.run(serve()) == [DIED]

@@ -31,6 +31,7 @@ from gpumesh.protocol.messages import (
     ReleaseRefs,
     UnpinObjects,
 )
+from gpumesh.serialization.exceptions import dump_exception
 from gpumesh.serialization.refs import ObjectRef
 from gpumesh.serialization.values import dumps
 from tests.unit.client.fake_mesh import FakeMesh
@@ -495,6 +496,21 @@ def test_a_lost_result_of_a_task_that_may_be_tried_again_is_made_again(mesh: Fak
     mesh.finish(future.task_id, payload=Stored(ELSEWHERE, 100_000))
     mesh.answers = True
     assert future.result(10) == 1
+
+
+def test_a_second_run_that_fails_is_the_end_of_the_task_and_there_is_no_third(mesh: FakeMesh, session: Session) -> None:
+    mesh.answers = False
+    future = start(session)
+    taken(mesh, future)
+    mesh.finish(future.task_id, payload=Stored(ELSEWHERE, 100_000))
+    with pytest.raises(concurrent.futures.TimeoutError):
+        future.result(0.2)  # The second run has begun, and goes on.
+    (second,) = set(mesh.tasks) - {future.task_id}
+    mesh.finish(second, status=Status.RAISED, payload=dump_exception(ValueError("this time")))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="this time"):
+            future.result(10)
+    assert set(mesh.tasks) == {future.task_id, second}
 
 
 def test_a_result_larger_than_this_machine_is_its_error_alone(far: FakeMesh) -> None:
