@@ -201,3 +201,17 @@ JOURNAL_SWEEP_ROWS = 2000  # Deleted in one transaction: some milliseconds.
 JOURNAL_CODE_SECONDS = 3600.0  # So long a folder that no job needs stays, for the next submission of the same script.
 MEMORY_JOURNAL_BYTES = 256 * MIB  # Of an embedded mesh: payloads, results, output and code of its jobs.
 MEMORY_JOURNAL_JOBS = 1000  # Finished ones of an embedded mesh; the oldest goes.
+
+# --- actors, and work inside work
+MAX_NESTING_DEPTH = 32  # Tasks inside tasks: each level that waits keeps a process, so recursion must end before memory does.
+MAX_WAITING_PER_SLOT = (
+    32  # Tasks of one worker that have given their slot away, for each slot: a process of 10 MB or more each.
+)
+DEPTH_PRIORITY = 1 << 40  # One level of nesting against `priority`: whoever waits for a task inside keeps a process.
+MAX_ACTORS_PER_WORKER = 1000  # Processes of actors beside what GPUs have room for: against loops that create them without end.
+MAILBOX_CALLS = 10_000  # That one client may have pending at one actor, if `mailbox` does not say: each keeps its arguments.
+ACTOR_WINDOW_CALLS = 256  # Sent to an actor's process ahead of their results: hides the round trip to it many times.
+ACTOR_CLOSE_SECONDS = 5.0  # From asking an actor to end, which runs its `close` or `__exit__`, to killing its process.
+DEAD_ACTORS_KNOWN = 10_000  # Actors that are gone, and of whom a caller is still told why.
+STREAM_WINDOW_ITEMS = 64  # Values of a generator under way before its consumer takes them: hides the round trip.
+STREAM_WINDOW_BYTES = 1 * MIB  # The same in bytes, at the generator: of larger values fewer are under way.

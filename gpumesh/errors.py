@@ -14,6 +14,8 @@ MeshError
 ├── TaskTimeoutError (TimeoutError)            the task ran longer than its limit
 ├── TaskCancelledError (CancelledError)        the task was cancelled
 ├── ActorDiedError                             the actor is gone
+├── ActorBusyError (TimeoutError)              the actor has as many calls waiting as it may have
+├── NestingTooDeepError (RecursionError)       a task inside a task inside a task ..., too often
 ├── ObjectLostError                            every copy of the object is gone
 ├── ObjectStoreFullError                       no room for the object
 ├── UnknownJobError (LookupError)              there is no such job
@@ -113,6 +115,14 @@ class TaskCancelledError(MeshError, CancelledError):
 
 class ActorDiedError(MeshError):
     """The actor's process or machine is gone, and with it the actor's state."""
+
+
+class ActorBusyError(MeshError, TimeoutError):
+    """As many calls of the actor wait as may, and there was no room within the `call_timeout`; the call was not made."""
+
+
+class NestingTooDeepError(MeshError, RecursionError):
+    """The task was submitted inside a task that was submitted inside a task ..., more often than is allowed."""
 
 
 class ObjectLostError(MeshError):

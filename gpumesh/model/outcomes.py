@@ -31,6 +31,9 @@ class Status(IntEnum):
     INPUT_FAILED = 11  # A task among the inputs has no result: `input` says which.
     HANDED_BACK = 12  # Had started, and was ended because the machine's owner wants it back: no strike.
     OUT_OF_MEMORY = 13  # RETRYABLE, because the memory of its GPU did not suffice: to be tried again on a larger one only.
+    ACTOR_DIED = (
+        14  # Of a call: its actor is gone, or was restarted (only the scheduler says so). `actor`, and `cause` if known.
+    )
 
 
 def failure_text(details: Mapping[str, Any]) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
+from gpumesh.config import MAX_NESTING_DEPTH
+from gpumesh.model.actors import ActorPlan, plan_from_wire
+from gpumesh.model.ids import SEQUENCE_BITS
 from gpumesh.model.records import NamedTuple
 from gpumesh.model.resources import ANYTHING, Requirement, requirement_from_wire
 
@@ -31,6 +34,13 @@ class TaskSpec(NamedTuple):
     place: bool = True  # Move torch modules and tensors among its arguments to its device, and those of its result to the CPU.
     script: str = ""  # Path of a script in the folder that `code` is; its payload and result are bytes of JSON. "": a function.
     backoff: float = 0.0  # Seconds after a failed attempt until the next, doubled after each further one; 0: at once.
+    plan: Optional[ActorPlan] = (
+        None  # Its task is the life of an actor, of which the function is the class. None: it is no creation.
+    )
+    actor: int = 0  # Its tasks are calls of this actor; 0: they are no calls.
+    method: str = ""  # Of a call.
+    is_stream: bool = False  # Its function is a generator, whose values go to the client one by one.
+    depth: int = 0  # Tasks that this one was submitted inside of, one in the other; 0: it comes from a client's program.
 
 
 def spec_from_wire(fields: Any) -> TaskSpec:
@@ -45,6 +55,8 @@ def spec_from_wire(fields: Any) -> TaskSpec:
             requirement=requirement_from_wire(spec.requirement),
             idempotent=bool(spec.idempotent),
             place=bool(spec.place),
+            is_stream=bool(spec.is_stream),
+            plan=None if spec.plan is None else plan_from_wire(spec.plan),
             packages=tuple(str(package) for package in spec.packages),
         )
     except (TypeError, ValueError) as error:
@@ -59,6 +71,12 @@ def spec_from_wire(fields: Any) -> TaskSpec:
             raise ValueError(f"{name} of a task spec must be a finite number, not {value!r}")
     if not isinstance(spec.script, str) or (spec.script and not (spec.code and _stays_inside(spec.script))):
         raise ValueError(f"script of a task spec must be a path in the folder that is its code, not {spec.script!r:.200}")
+    if type(spec.actor) is not int or not 0 <= spec.actor >> SEQUENCE_BITS < 1 << 31 or not isinstance(spec.method, str):
+        raise ValueError("the actor of a task spec is an id, and its method a name")
+    if spec.actor and (spec.plan is not None or spec.script):
+        raise ValueError("a call of an actor is neither a creation nor a script")
+    if type(spec.depth) is not int or not 0 <= spec.depth <= MAX_NESTING_DEPTH:
+        raise ValueError(f"depth of a task spec must be from 0 to {MAX_NESTING_DEPTH}, not {spec.depth!r:.200}")
     if spec.backoff < 0:
         raise ValueError(f"backoff of a task spec must not be negative, but is {spec.backoff!r}")
     return spec

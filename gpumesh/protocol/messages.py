@@ -311,6 +311,105 @@ class RunnerReady(NamedTuple):
     pid: int
 
 
+# --- streams: values of generators, one by one. (task id, attempt) says which; a stream ends with the result of its task.
+
+
+@message(0x34)
+class StreamItems(NamedTuple):
+    """runner -> worker -> coordinator -> client: values of a generator, from place `first` on, in order.
+
+    Each is a payload. The sender stops when as many are under way as `StreamCredit` allows.
+    """
+
+    task_id: int
+    attempt: int
+    first: int
+    items: List[Any]
+
+
+@message(0x35)
+class StreamCredit(NamedTuple):
+    """client -> coordinator -> worker -> runner: so many values of this stream may have been sent, counted from its first."""
+
+    task_id: int
+    limit: int
+
+
+# --- work inside work
+
+
+@message(0x36)
+class TaskWaits(NamedTuple):
+    """Runner -> worker: the task that runs here waits for others, and its slot may be used; or it wants to go on.
+
+    The worker answers the latter with SlotGranted as soon as a slot is free.
+    """
+
+    task_id: int
+    waits: bool
+
+
+@message(0x37)
+class SlotGranted(NamedTuple):
+    """Worker -> runner: the task that waited may go on."""
+
+    task_id: int
+
+
+@message(0x38)
+class TasksWait(NamedTuple):
+    """Worker -> coordinator: these (task id, attempt) do not take their slots; or, with `waits` false, they do again."""
+
+    tasks: List[Tuple[int, int]]
+    waits: bool
+
+
+# --- actors: their creation and their calls are tasks (model.tasks.TaskSpec.plan, .actor)
+
+
+@message(0x39)
+class ActorReady(NamedTuple):
+    """runner -> worker -> coordinator: its constructor has returned. `attempt` says which of its lives."""
+
+    actor: int
+    attempt: int
+
+
+@message(0x3A)
+class EndActor(NamedTuple):
+    """Worker -> runner of an actor: begin no more calls, run its `close` or `__exit__`, and end."""
+
+
+@message(0x3B)
+class CancelCalls(NamedTuple):
+    """Worker -> runner of an actor that runs several calls at a time: end these, as `status` (Status.CANCELLED or TIMED_OUT)."""
+
+    task_ids: List[int]
+    status: int
+
+
+@message(0x3C)
+class CreateDetached(NamedTuple):
+    """Client -> coordinator: an actor that outlives this client. An order, answered by Answer with a map: `actor`, its id.
+
+    What its spec refers to has been defined before. A known key means the same actor.
+    """
+
+    number: int
+    key: bytes  # 16 random bytes.
+    spec: Tuple[Any, ...]  # model.tasks.TaskSpec, with a plan that is detached.
+    payload: Any  # Payload: the arguments of its constructor.
+
+
+@message(0x3D)
+class KillActor(NamedTuple):
+    """Client -> coordinator: end this actor, whoever's it is; with `force` at once. An order, answered by Answer: `found`."""
+
+    number: int
+    actor: int
+    force: bool
+
+
 # --- objects: what was put, and every value over 64 KiB
 #
 # Whoever keeps a host's store (the coordinator, or the agent of a machine that the coordinator shares no memory with) is its

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
+from gpumesh.model.actors import ActorPlan
 from gpumesh.model.jobs import JobSpec
 from gpumesh.model.payloads import Bundle, Later, OutOfBand, Stored
 from gpumesh.model.resources import CardReading, DeviceFacts, Requirement, WorkerFacts
@@ -65,6 +66,20 @@ SPEC = TaskSpec(
     place=False,
     script="sweep/train.py",
     backoff=0.25,
+    plan=ActorPlan(
+        token=(0x1A2B3C4D << 32) | 6,
+        name="c",
+        is_detached=True,
+        max_concurrency=4,
+        restart_seconds=60.0,
+        group="shards",
+        placement="spread",
+        description=b"methods",
+    ),
+    actor=0,
+    method="",
+    is_stream=True,
+    depth=2,
 )
 TASK = (0x1A2B3C4D << 32) | 17
 OBJECT = (0x1A2B3C4D << 32) | 5
@@ -115,6 +130,16 @@ SAMPLES: Dict[str, Any] = {
     "RunTasks on a card": messages.RunTasks(7, ((TASK, 1, b"one"),), (CARD,), 1),
     "RecallTasks": messages.RecallTasks(((TASK, 1), (TASK + 1, 2)), True, False),
     "TasksFinished": messages.TasksFinished(((TASK, 1, 0, b"value", 0.25), (TASK + 1, 2, 1, OutOfBand([b"error"]), 1.0))),
+    "StreamItems": messages.StreamItems(TASK, 1, 3, (b"a", Stored(OBJECT, 100_000))),
+    "StreamCredit": messages.StreamCredit(TASK, 67),
+    "TaskWaits": messages.TaskWaits(TASK, True),
+    "SlotGranted": messages.SlotGranted(TASK),
+    "TasksWait": messages.TasksWait(((TASK, 1),), False),
+    "ActorReady": messages.ActorReady(TASK, 2),
+    "EndActor": messages.EndActor(),
+    "CancelCalls": messages.CancelCalls((TASK + 1,), 5),
+    "CreateDetached": messages.CreateDetached(7, bytes(range(16)), SPEC, b"arguments"),
+    "KillActor": messages.KillActor(8, TASK, True),
     "ForgetResults": messages.ForgetResults((TASK, TASK + 1)),
     "RunnerReady": messages.RunnerReady(4243),
     "OpenStore": messages.OpenStore(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from gpumesh import config
+from gpumesh.model.actors import ActorPlan
 from gpumesh.model.jobs import JobSpec
 from gpumesh.model.outcomes import Status
 from gpumesh.model.resources import CardReading, DeviceFacts, Requirement, WorkerFacts
@@ -62,7 +63,7 @@ def test_constants_stand_in_the_document() -> None:
 
 
 def test_the_nested_arrays_have_the_fields_that_the_document_names() -> None:
-    for record in (WorkerFacts, DeviceFacts, CardReading, Requirement, TaskSpec, JobSpec):
+    for record in (WorkerFacts, DeviceFacts, CardReading, Requirement, TaskSpec, ActorPlan, JobSpec):
         (fields,) = re.findall(rf"^\| {record.__name__} \| (.*) \|$", TEXT, re.MULTILINE)
         assert re.findall(r"`(\w+)`", fields) == list(record._fields)
 
