@@ -24,6 +24,7 @@ from gpumesh.scheduler.cards import Cards, Lease
 from gpumesh.scheduler.throughput import Function
 
 if TYPE_CHECKING:
+    from gpumesh.scheduler.actor_states import Call
     from gpumesh.scheduler.queues import Group
 
 ROUND_TRIP_RISE = 0.2  # Least weight of a sample above the estimate. One below replaces it: delay only adds to the wire's own.
@@ -93,7 +94,7 @@ class Client:
     """Someone who submits tasks and waits for their ends."""
 
     __slots__ = ("number", "name", "specs", "replaced", "confined", "pending", "noticed", "served", "holding", "is_known", "confirmed",
-                 "away_until")  # fmt: skip
+                 "away_until", "actors")  # fmt: skip
 
     def __init__(self, number: ClientNumber, name: str) -> None:
         self.number = number
@@ -112,12 +113,13 @@ class Client:
         )
         self.confirmed: Optional[Dict[int, None]] = None  # While it submits its tasks again: those that have come.
         self.away_until: Optional[float] = None  # It is not connected; given up then.
+        self.actors = 0  # Of the pending: those that are actors' lives.
 
 
 class Spec:
     """One TaskSpec of one client, with what the scheduler looks up for it."""
 
-    __slots__ = ("client", "spec", "function", "group", "plain", "scale", "is_repeatable")
+    __slots__ = ("client", "spec", "function", "group", "plain", "scale", "is_repeatable", "is_of_actor")
 
     def __init__(self, client: Client, spec: TaskSpec, function: Function, group: Group, plain: Optional[Spec] = None) -> None:
         self.client = client
@@ -126,6 +128,7 @@ class Spec:
         self.group = group
         self.plain = plain or self  # The same without a confinement.
         self.is_repeatable = spec.idempotent and spec.retries != 0  # Its tasks may run twice at the same time.
+        self.is_of_actor = bool(spec.actor) or spec.plan is not None  # Creations and calls, which are in no queue.
         self.scale = spec.cost or 1.0  # Length of its tasks over that of others of the function, as the user sees it.
 
 
@@ -156,7 +159,7 @@ class Batch:
     ) -> None:
         self.spec = spec
         self.attempt = attempt
-        self.width = width  # Slots that each of them takes; 0 under a lease of cards.
+        self.width = width  # Slots that each of them takes; 0 under a lease of cards, and of an actor beside the slots.
         self.charge = charge  # Slot seconds that its client was charged for each of them, to be corrected by what they took.
         self.lease = lease
         self.assigned_at = assigned_at
@@ -169,7 +172,8 @@ class Worker:
     """A connected worker."""
 
     __slots__ = ("id", "facts", "slots", "speed", "is_draining", "assigned", "orphans", "recalled", "load", "foreign", "specs",
-                 "cards", "leases", "readings", "round_trip", "trips", "done", "crashed", "ended_at", "is_counted", "away_until", "away_reason", "arriving")  # fmt: skip
+                 "cards", "leases", "readings", "round_trip", "trips", "done", "crashed", "ended_at", "is_counted", "away_until", "away_reason", "arriving",
+                 "actors", "calls")  # fmt: skip
 
     def __init__(self, ident: WorkerId, facts: WorkerFacts) -> None:
         self.id = ident
@@ -197,6 +201,8 @@ class Worker:
         self.away_until: Optional[float] = None  # It is not connected; given up then.
         self.away_reason = ""
         self.arriving: FrozenSet[int] = frozenset()  # Tasks whose results' values were on their way when it went away.
+        self.actors: Dict[int, Batch] = {}  # Lives of actors here, by actor.
+        self.calls: Dict[int, Call] = {}  # Calls that were sent here and have not ended, in that order.
 
     def change(self, facts: WorkerFacts) -> None:
         """It has told new facts."""
@@ -242,7 +248,8 @@ class Worker:
 
     def is_blocked(self, group: Group) -> bool:
         """Whether other programs have the cards that this group's tasks need: nothing that ends here makes room, nobody knows when."""
-        return not group.workers[self] and not self.leases and not self.has_room(group)
+        has_leases = self.leases or any(batch.lease is not None for batch in self.actors.values())
+        return not group.workers[self] and not has_leases and not self.has_room(group)
 
     def load_of(self, group: Group) -> int:
         """Slots wanted here by tasks of this group's environment.
@@ -288,6 +295,8 @@ class Worker:
     def running(self) -> List[Tuple[int, Batch]]:
         """What may be executing: the first in order of assignment, as many as the slots can hold, and the first of each lease."""
         free = self.slots - sum(batch.width for batch in self.orphans.values())
+        if self.actors:
+            free -= sum(batch.width for batch in self.actors.values())
         if not self.leases and free <= 0:
             return []
         found: List[Tuple[int, Batch]] = []
@@ -341,6 +350,9 @@ class Worker:
 
     def add(self, batch: Batch, count: int) -> None:
         """`count` tasks of a batch are here now."""
+        if batch.spec.is_of_actor:
+            self.load += batch.width  # Its lease is its own: no task is sent there.
+            return
         if batch.lease is not None:
             self.leases[batch.lease] = self.leases.get(batch.lease, 0) + count
             return
@@ -353,6 +365,11 @@ class Worker:
 
     def remove(self, batch: Batch, count: int) -> None:
         """`count` tasks of a batch are no longer here."""
+        if batch.spec.is_of_actor:
+            self.load -= batch.width
+            if batch.lease is not None and self.cards is not None:
+                self.cards.close(batch.lease)
+            return
         if batch.lease is not None:
             left = self.leases[batch.lease] - count
             if left:
