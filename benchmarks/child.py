@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from benchmarks.systems import create
+from benchmarks.systems import PROFILES, create
 from benchmarks.workloads import WORKLOADS, warm_up
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     if workload.needs_system:
         system.open(object_bytes=workload.object_bytes)
     try:
-        if workload.needs_system:
+        if workload.needs_system and PROFILES[system_name].has_tasks:
             warm_up(system)
         metrics = workload.run(system, int(size))
         with open(path, "w", encoding="utf-8") as file:  # Before closing: a hang there does not take the figures along.

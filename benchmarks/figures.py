@@ -126,6 +126,65 @@ UNLIKE_ROWS: Tuple[Row, ...] = (
     Row("unlike", "the same, Ray's SPREAD", "spread_wrong_over_bound", "", smaller_is_better=True),
 )
 
+# Actors of one class, called by the driver; and tasks that start tasks.
+ACTOR_ROWS: Tuple[Row, ...] = (
+    Row(
+        "actor_latency",
+        "call of an actor, there and back, p50",
+        "p50_us",
+        "us",
+        smaller_is_better=True,
+        bars=(Bar(0.45, "ray"),),
+        goals=(Bar(0.3, "ray"),),
+    ),
+    Row("actor_latency", "call of an actor, there and back, p99", "p99_us", "us", smaller_is_better=True),
+    Row(
+        "actor_throughput",
+        "calls of an actor, all submitted at once",
+        "per_s",
+        "calls/s",
+        smaller_is_better=False,
+        bars=(Bar(4, "ray"), Bar(1.5, "xoscar")),
+        goals=(Bar(8, "ray"),),
+    ),
+    Row(
+        "actor_create",
+        "20 actors, and the first call of each",
+        "seconds",
+        "s",
+        smaller_is_better=True,
+        bars=(Bar(0.3, "ray"),),
+    ),
+    Row(
+        "actor_array",
+        "call with 1 MB, one by one",
+        "calls_per_s",
+        "calls/s",
+        smaller_is_better=False,
+        bars=(Bar(1, "ray"),),
+    ),
+    Row(
+        "actor_array",
+        "call with 1 MB, all at once",
+        "at_once_per_s",
+        "calls/s",
+        smaller_is_better=False,
+        bars=(Bar(1, "ray"),),
+    ),
+    Row("actor_stream", "items of a generator method", "items_per_s", "items/s", smaller_is_better=False),
+    Row("actor_stream", "first item of a generator method", "first_ms", "ms", smaller_is_better=True),
+    Row(
+        "nested",
+        "100 tasks that start 10 of 5 ms: total / ideal",
+        "total_over_ideal",
+        "",
+        smaller_is_better=True,
+        bars=(Bar(1.15),),
+        goals=(Bar(1.05),),
+    ),
+    Row("nested", "the same, the first time in a process", "first_over_ideal", "", smaller_is_better=True),
+)
+
 # What gpumesh must reach (bars) and wants to reach (goals): two slots, everything on one machine of two cores.
 ROWS: Tuple[Row, ...] = (
     Row(
@@ -353,6 +412,7 @@ ROWS: Tuple[Row, ...] = (
             Row("latency_under_transfer", f"{title} meanwhile", f"{side}_gb_s", "GB/s", smaller_is_better=False),
         )
     ),
+    *ACTOR_ROWS,
     Row(
         "deaths",
         "40 tasks of 0.25 s, kill -9 of a process: past the ideal",

@@ -1,11 +1,11 @@
-"""The functions that the workloads run. A module of their own, so that worker processes import nothing else for them."""
+"""The functions that the workloads run, and the class that they make actors of. A module of their own, so that worker processes import nothing else for them."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 ITEMS_PER_MEGABYTE = 125_000  # Of 8 bytes.
 SLICE = 1000  # Elements that `facts` adds up.
@@ -59,6 +59,12 @@ def burning_work(item: Tuple[int, float]) -> Tuple[int, float]:
     return index, speed()
 
 
+def parent(item: Tuple[str, int, float]) -> int:
+    """A task that starts tasks: so many naps, all at once, through `fan_out` of a module; how many have ended when it does."""
+    module, children, seconds = item
+    return len(importlib.import_module(module).fan_out(nap, [seconds] * children))
+
+
 def increment(number: int) -> int:
     """One more: a step of a chain."""
     return number + 1
@@ -110,3 +116,27 @@ def new_array(megabytes: int) -> Any:
     import numpy  # Here, so that the workers of other workloads do without.
 
     return numpy.arange(megabytes * ITEMS_PER_MEGABYTE, dtype=numpy.float64)
+
+
+class Performer:
+    """An actor that counts what it is asked to do."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def noop(self, item: Any = None) -> None:
+        """Do nothing but count."""
+        self._calls += 1
+
+    def calls(self, item: Any = None) -> int:
+        """How many no-ops there were."""
+        return self._calls
+
+    def total(self, array: Any) -> float:
+        """Read all of an array."""
+        return float(array.sum())
+
+    def numbers(self, count: int) -> Iterator[int]:
+        """So many of them, one by one, as fast as they are taken."""
+        for number in range(count):  # Not `yield from`, which Ray cannot drive.
+            yield number

@@ -161,7 +161,9 @@ def _driver(command: List[str], *, stdout: int, stderr: int) -> Iterator[subproc
 
 
 def _environment() -> Dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("GPUMESH_", "DASK_", "RAY_"))}
+    kept = {
+        key: value for key, value in os.environ.items() if not key.startswith(("GPUMESH_", "DASK_", "RAY_", "XOSCAR_", "PYRO_"))
+    }
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**kept, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"}
 

@@ -1,6 +1,6 @@
 """What is measured: the workloads of small tasks, which take an opened system and return its figures, and the list of all workloads.
 
-Those of values are in objects.py, those of the wire in transfers.py, those of jobs in jobs.py, those of deaths in deaths.py, those of unlike machines in unlike.py, `start` is in running.py.
+Those of values are in objects.py, those of actors and of tasks within tasks in actors.py, those of the wire in transfers.py, those of jobs in jobs.py, those of deaths in deaths.py, those of unlike machines in unlike.py, `start` is in running.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from benchmarks import processes
+from benchmarks.actors import actor_array, actor_create, actor_latency, actor_stream, actor_throughput, nested
 from benchmarks.deaths import deaths
 from benchmarks.figures import Metrics, percentile
 from benchmarks.functions import echo, nap, noop
@@ -26,7 +27,7 @@ from benchmarks.objects import (
     return_100mb,
     store_spill,
 )
-from benchmarks.systems import PROFILES, SLOTS, System
+from benchmarks.systems import OF_TASKS, SLOTS, System
 from benchmarks.transfers import cross_host, latency_under_transfer
 from benchmarks.unlike import unlike, unlike_burning
 
@@ -54,7 +55,7 @@ class Workload(NamedTuple):
     size: Size
     timeout_seconds: float  # For one run of one system, its start and end included.
     most_repeats: Dict[str, int] = {}  # For systems that take minutes.
-    systems: Tuple[str, ...] = tuple(PROFILES)  # For which there is such a thing.
+    systems: Tuple[str, ...] = OF_TASKS  # For which there is such a thing.
     needs_system: bool = True  # Opened and warm; False: the workload starts what it measures itself.
     object_bytes: Optional[int] = None  # The store's limit.
     is_default: bool = True  # False: runs only when it is named.
@@ -196,6 +197,12 @@ def many_pending(system: System, count: int) -> Metrics:
 
 
 STORES = ("gpumesh", "ray", "dask")  # Systems whose values can be put, and whose futures can be arguments.
+ACTORS = (
+    "gpumesh",
+    "ray",
+    "xoscar",
+    "dask",
+)  # Systems that start actors when they are asked to; a server of Pyro5 has what it has.
 MEGABYTES = Size({"*": 100}, {"*": 4})  # Of one array.
 
 WORKLOADS: Dict[str, Workload] = {
@@ -229,6 +236,19 @@ WORKLOADS: Dict[str, Workload] = {
         systems=("gpumesh", "ray"),
         object_bytes=500_000_000,
     ),
+    "actor_latency": Workload(actor_latency, Size({"*": 3000}, {"*": 300, "dask": 100}), 60.0, systems=(*ACTORS, "pyro5")),
+    "actor_throughput": Workload(
+        actor_throughput,
+        Size({"*": 20_000, "ray": 5000, "dask": 2000}, {"*": 5000, "ray": 1000, "dask": 300}),
+        90.0,
+        systems=(*ACTORS, "pyro5"),
+    ),
+    "actor_create": Workload(actor_create, Size({"*": 20}, {"*": 4}), 90.0, systems=ACTORS),
+    "actor_array": Workload(actor_array, Size({"*": 300}, {"*": 30}), 60.0, systems=("gpumesh", "ray", "xoscar")),
+    "actor_stream": Workload(
+        actor_stream, Size({"*": 20_000, "ray": 3000}, {"*": 2000, "ray": 300}), 90.0, systems=("gpumesh", "ray")
+    ),
+    "nested": Workload(nested, Size({"*": 100}, {"*": 10}), 240.0, systems=STORES),
     "cross_host": Workload(cross_host, MEGABYTES, 90.0, systems=("gpumesh",), needs_system=False),
     "latency_under_transfer": Workload(
         latency_under_transfer, Size({"*": 2000}, {"*": 200}), 90.0, systems=("gpumesh",), needs_system=False

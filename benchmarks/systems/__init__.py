@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple, cast
+import time
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+    cast,
+)
 
 SLOTS = 2  # Worker processes of every system.
 
@@ -80,6 +95,51 @@ class SystemOfMachines(Protocol):
         """Start it with one worker for each; end it with the block."""
 
 
+class SystemOfActors(Protocol):
+    """What a system that has actors has beside `open` and `close`. They are of the class `Performer`; a method takes one argument."""
+
+    def create_actors(self, count: int) -> List[Any]:
+        """So many actors; need not wait until they are there."""
+
+    def end_actors(self, actors: List[Any]) -> None:
+        """End them."""
+
+    def timed_calls(self, actor: Any, method: str, items: Iterable[Any], *, seconds: float) -> Timed:
+        """One call with each item, one after the other, as a user would write it in a loop; at the end of `seconds` no more."""
+
+    def call_all(self, actor: Any, method: str, items: Sequence[Any]) -> List[Any]:
+        """One call with each item, all submitted before the first result is asked for; all results, in order."""
+
+    def call_each(self, actors: Sequence[Any], method: str, item: Any) -> List[Any]:
+        """One call of each actor, all submitted before the first result is asked for; all results, in order."""
+
+    def stream_of_actor(self, actor: Any, count: int) -> Iterator[int]:
+        """What its generator method `numbers` gives, each as soon as it can be had."""
+
+
+class Timed(NamedTuple):
+    """Calls that were made one after the other."""
+
+    seconds: List[float]  # Of each.
+    results: List[Any]
+
+
+def time_calls(call: Callable[[Any], Any], items: Iterable[Any], *, seconds: float) -> Timed:
+    """Call with one item after the other, until they or the seconds are at their end."""
+    timed = Timed([], [])
+    clock = time.perf_counter
+    end = clock() + seconds
+    for item in items:
+        before = clock()
+        result = call(item)
+        after = clock()
+        timed.seconds.append(after - before)
+        timed.results.append(result)
+        if after > end:
+            break
+    return timed
+
+
 class Profile(NamedTuple):
     """What can be said about a system without importing it."""
 
@@ -87,6 +147,7 @@ class Profile(NamedTuple):
     module: str  # Of this package: holds SYSTEM, the class, and START, a program that prints one result.
     needs: Optional[str]  # The module that must be installed.
     distribution: Optional[str]  # Whose version is recorded.
+    has_tasks: bool = True  # False: it has actors only, and no more of the face of `System` than `open` and `close`.
 
 
 PROFILES: Dict[str, Profile] = {
@@ -94,7 +155,10 @@ PROFILES: Dict[str, Profile] = {
     "processpool": Profile("ProcessPool", "processpool", None, None),
     "ray": Profile("Ray", "ray_core", "ray", "ray"),
     "dask": Profile("Dask", "dask_distributed", "distributed", "distributed"),
+    "xoscar": Profile("xoscar", "xoscar_pool", "xoscar", "xoscar", has_tasks=False),
+    "pyro5": Profile("Pyro5", "pyro_daemon", "Pyro5", "Pyro5", has_tasks=False),
 }
+OF_TASKS = tuple(name for name, profile in PROFILES.items() if profile.has_tasks)
 
 
 def is_installed(system: str) -> bool:
@@ -103,13 +167,18 @@ def is_installed(system: str) -> bool:
     return needs is None or importlib.util.find_spec(needs) is not None
 
 
+def module_of(system: str) -> str:
+    """The full name of the system's module, for tasks that are to import it."""
+    return f"benchmarks.systems.{PROFILES[system].module}"
+
+
 def create(system: str) -> System:
     """The system's adapter, not opened."""
-    module = importlib.import_module(f"benchmarks.systems.{PROFILES[system].module}")
+    module = importlib.import_module(module_of(system))
     return cast(System, module.SYSTEM())
 
 
 def start_program(system: str) -> str:
     """A whole program, as a user would write it: from nothing to one printed result."""
-    module = importlib.import_module(f"benchmarks.systems.{PROFILES[system].module}")
+    module = importlib.import_module(module_of(system))
     return cast(str, module.START)

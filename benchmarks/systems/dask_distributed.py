@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from typing import Any, Callable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence
 
 from benchmarks import processes
-from benchmarks.functions import SPEED
-from benchmarks.systems import SLOTS, Machine
+from benchmarks.functions import SPEED, Performer
+from benchmarks.systems import SLOTS, Machine, Timed, time_calls
 
 START = f"""
 from distributed import Client, LocalCluster
@@ -23,6 +23,16 @@ if __name__ == "__main__":
     with LocalCluster(n_workers={SLOTS}, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
         print(client.submit(noop).result(), flush=True)
 """
+
+
+def fan_out(function: Callable[..., Any], items: Sequence[Any]) -> List[Any]:
+    """Inside a task: one task for each item, all at once; all results."""
+    import distributed
+
+    untyped: Any = distributed
+    with untyped.worker_client() as client:
+        results: List[Any] = client.gather([client.submit(function, item, pure=False) for item in items])
+    return results
 
 
 class Dask:
@@ -77,6 +87,27 @@ class Dask:
 
     def stores(self) -> List[int]:
         return processes.descendants(os.getpid())  # Values lie in the memory of the workers.
+
+    def create_actors(self, count: int) -> List[Any]:
+        futures = [self._client.submit(Performer, actor=True, pure=False) for _ in range(count)]
+        return [future.result() for future in futures]  # There are no calls before that.
+
+    def end_actors(self, actors: List[Any]) -> None:
+        actors.clear()  # They live as long as their futures, which they hold.
+
+    def timed_calls(self, actor: Any, method: str, items: Iterable[Any], *, seconds: float) -> Timed:
+        call = getattr(actor, method)
+        return time_calls(lambda item: call(item).result(), items, seconds=seconds)
+
+    def call_all(self, actor: Any, method: str, items: Sequence[Any]) -> List[Any]:
+        call = getattr(actor, method)
+        return [future.result() for future in [call(item) for item in items]]
+
+    def call_each(self, actors: Sequence[Any], method: str, item: Any) -> List[Any]:
+        return [future.result() for future in [getattr(actor, method)(item) for actor in actors]]
+
+    def stream_of_actor(self, actor: Any, count: int) -> Iterator[int]:
+        raise NotImplementedError("an actor of Dask cannot give its results one by one")
 
     @contextlib.contextmanager
     def machines(self, machines: Sequence[Machine]) -> Iterator[DaskMachines]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Callable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence
 
 from benchmarks import processes
 from benchmarks.far import Commands
-from benchmarks.functions import SPEED
-from benchmarks.systems import SLOTS, Machine
+from benchmarks.functions import SPEED, Performer
+from benchmarks.systems import SLOTS, Machine, Timed, time_calls
 
 START = f"""
 from gpumesh import GPUMesh, accelerate
@@ -22,6 +22,14 @@ def noop():
 with GPUMesh.local(workers=1, slots={SLOTS}) as mesh:
     print(accelerate(mesh)(noop).remote().result(), flush=True)
 """
+
+
+def fan_out(function: Callable[..., Any], items: Sequence[Any]) -> List[Any]:
+    """Inside a task: one task for each item, all at once; all results."""
+    import gpumesh
+
+    remote = gpumesh.accelerate(gpumesh.current_mesh())(function).remote
+    return [future.result() for future in [remote(item) for item in items]]
 
 
 class Mesh:
@@ -77,6 +85,28 @@ class Mesh:
 
     def stores(self) -> List[int]:
         return processes.named("gpumesh-coord", "gpumesh-worker")
+
+    def create_actors(self, count: int) -> List[Any]:
+        create = self._mesh.actor(Performer).remote
+        return [create() for _ in range(count)]
+
+    def end_actors(self, actors: List[Any]) -> None:
+        for actor in actors:
+            actor.kill()
+
+    def timed_calls(self, actor: Any, method: str, items: Iterable[Any], *, seconds: float) -> Timed:
+        remote = getattr(actor, method).remote
+        return time_calls(lambda item: remote(item).result(), items, seconds=seconds)
+
+    def call_all(self, actor: Any, method: str, items: Sequence[Any]) -> List[Any]:
+        remote = getattr(actor, method).remote
+        return [future.result() for future in [remote(item) for item in items]]
+
+    def call_each(self, actors: Sequence[Any], method: str, item: Any) -> List[Any]:
+        return [future.result() for future in [getattr(actor, method).remote(item) for actor in actors]]
+
+    def stream_of_actor(self, actor: Any, count: int) -> Iterator[int]:
+        return iter(actor.numbers.stream(count))
 
     @contextlib.contextmanager
     def machines(self, machines: Sequence[Machine]) -> Iterator[MeshOfMachines]:

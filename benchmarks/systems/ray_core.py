@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
 
 from benchmarks import processes
-from benchmarks.functions import SPEED
-from benchmarks.systems import SLOTS, Machine
+from benchmarks.functions import SPEED, Performer
+from benchmarks.systems import SLOTS, Machine, Timed, time_calls
 
 START = f"""
 import logging
@@ -24,6 +24,15 @@ ray.init(num_cpus={SLOTS}, include_dashboard=False, log_to_driver=False, logging
 print(ray.get(ray.remote(noop).remote()), flush=True)
 ray.shutdown()
 """
+
+
+def fan_out(function: Callable[..., Any], items: Sequence[Any]) -> List[Any]:
+    """Inside a task: one task for each item, all at once; all results."""
+    import ray
+
+    remote = ray.remote(function).remote
+    results: List[Any] = ray.get([remote(item) for item in items])
+    return results
 
 
 class Ray:
@@ -76,6 +85,31 @@ class Ray:
 
     def stores(self) -> List[int]:
         return processes.named("raylet")  # The store is a thread of it.
+
+    def create_actors(self, count: int) -> List[Any]:
+        create = self._ray.remote(Performer).remote
+        return [create() for _ in range(count)]
+
+    def end_actors(self, actors: List[Any]) -> None:
+        for actor in actors:
+            self._ray.kill(actor)
+
+    def timed_calls(self, actor: Any, method: str, items: Iterable[Any], *, seconds: float) -> Timed:
+        get, remote = self._ray.get, getattr(actor, method).remote
+        return time_calls(lambda item: get(remote(item)), items, seconds=seconds)
+
+    def call_all(self, actor: Any, method: str, items: Sequence[Any]) -> List[Any]:
+        remote = getattr(actor, method).remote
+        results: List[Any] = self._ray.get([remote(item) for item in items])
+        return results
+
+    def call_each(self, actors: Sequence[Any], method: str, item: Any) -> List[Any]:
+        results: List[Any] = self._ray.get([getattr(actor, method).remote(item) for actor in actors])
+        return results
+
+    def stream_of_actor(self, actor: Any, count: int) -> Iterator[int]:
+        for ref in actor.numbers.options(num_returns="streaming").remote(count):
+            yield self._ray.get(ref)
 
     @contextlib.contextmanager
     def machines(self, machines: Sequence[Machine]) -> Iterator[RayMachines]:
