@@ -1,4 +1,4 @@
-"""The 80 bytes that a runner and its agent share: what runs now, what may not start, what is to be interrupted.
+"""The 88 bytes that a runner and its agent share: what runs now, what may not start, what is to be interrupted.
 
 A runner that is busy in user code answers no message, and a dead one none at all; the page is how the agent still knows which
 task it had started. Each word has one writer and is written by one aligned 8-byte store.
@@ -13,7 +13,8 @@ task it had started. Each word has one writer and is written by one aligned 8-by
     6     agent   FLUSH      counts requests to send finished results at once, made by SIGINT
     7     runner  KEPT       1 + bytes that finished tasks have left on the fullest of its cards; 0: not known
     8     runner  GROUP      process group of the script that runs, which ends with the runner; 0: none
-    9     runner  CONCURRENT 1: of an actor that runs calls side by side, where words 0 to 6 mean nothing; 0: one at a time
+    9     agent   ORDERS     counts what was sent to the process of an actor that it takes in before it starts another call
+    10    runner  CONCURRENT 1: the process of an actor that runs calls side by side, and watches their time limits itself
 
 Taking back tasks that were fed but have not started is safe without a lock: the runner stores STARTED before it reads REVOKED;
 the agent stores REVOKED, waits `REVOKE_SETTLE_SECONDS` (a store is visible to another core after well under a microsecond),
@@ -29,7 +30,7 @@ from typing import Any
 
 PAGE_BYTES = mmap.PAGESIZE
 
-STARTED, FINISHED, SENT, SINCE, REVOKED, INTERRUPT, FLUSH, KEPT, GROUP, CONCURRENT = range(10)
+STARTED, FINISHED, SENT, SINCE, REVOKED, INTERRUPT, FLUSH, KEPT, GROUP, ORDERS, CONCURRENT = range(11)
 
 
 class Page:
