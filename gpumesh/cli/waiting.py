@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
 
 import typer
 
@@ -33,7 +35,7 @@ def wait_for_job(mesh: GPUMesh, job: str) -> int:
     """
     from gpumesh.errors import MeshUnavailableError
 
-    paint = _RichPaint(job) if sys.stderr.isatty() else _LinePaint(job)
+    paint = _RichPaint(job) if sys.stderr.isatty() else _LinePaint()
     was_there = False
 
     def draw(status: Mapping[str, Any]) -> None:
@@ -42,23 +44,23 @@ def wait_for_job(mesh: GPUMesh, job: str) -> int:
         paint.draw(status)
 
     try:
-        ended = mesh.wait(job, on_progress=draw, tasks=False)
-        paint.draw(ended)
+        try:
+            ended = mesh.wait(job, on_progress=draw, tasks=False)
+            paint.draw(ended)
+        finally:
+            paint.close()
         if ended["counts"]["failed"]:
             ended = mesh.status(job)
     except KeyboardInterrupt:
-        paint.close()
         say_how_to_follow(job)
         return 130
     except MeshUnavailableError as error:
-        paint.close()
         if not was_there:
             raise
         raise MeshUnavailableError(
             f"lost the coordinator at {mesh.url}, and it did not come back; job {job} is in its database and goes on when it is started "
             f"again: `gpumesh status {job} --wait` follows it then"
         ) from error
-    paint.close()
     return say_how_it_ended(ended)
 
 
@@ -96,25 +98,49 @@ def ended_count(counts: Mapping[str, int]) -> int:
 
 
 class _LinePaint:
-    """A line whenever something has changed, but not too many: for files and pipes."""
+    """A line whenever something has changed, but not too many: for files and pipes.
 
-    def __init__(self, job: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._job = job
-        self._clock = clock
-        self._last: Optional[str] = None
+    What comes too soon after a line is said when its time has come, unless something newer is by then: the last line is how things are,
+    for there may be nothing new for hours.
+    """
+
+    def __init__(self, *, pause: float = LINE_SECONDS) -> None:
+        self._pause = pause
+        self._lock = threading.Lock()  # Guards the rest.
+        self._newest = ""
+        self._said = ""
         self._next_at = 0.0
+        self._timer: Optional[threading.Timer] = None  # Until what came too soon may be said.
 
     def draw(self, status: Mapping[str, Any]) -> None:
         counts: Dict[str, int] = status["counts"]
-        line = f"{ended_count(counts)}/{sum(counts.values())} {describe_counts(counts)}"
-        if line == self._last or (self._clock() < self._next_at and not status["finished"]):
-            return
-        self._last = line
-        self._next_at = self._clock() + LINE_SECONDS
-        typer.echo(line, err=True)
+        with self._lock:
+            self._newest = f"{ended_count(counts)}/{sum(counts.values())} {describe_counts(counts)}"
+            left = self._next_at - time.monotonic()
+            if status["finished"] or left <= 0:
+                self._say()
+            elif self._timer is None and self._newest != self._said:
+                self._timer = threading.Timer(left, self._on_time)
+                self._timer.daemon = True
+                self._timer.start()
 
     def close(self) -> None:
-        pass
+        """What has not been said yet is."""
+        with self._lock:
+            self._say()
+
+    def _on_time(self) -> None:
+        with self._lock, contextlib.suppress(OSError):  # Nobody reads any more: the next line shows it.
+            self._say()
+
+    def _say(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._newest != self._said:
+            self._said = self._newest
+            self._next_at = time.monotonic() + self._pause
+            typer.echo(self._newest, err=True)
 
 
 class _RichPaint:

@@ -186,12 +186,15 @@ class JobClient:
         ident = _checked(job)
         deadline = None if timeout is None else time.monotonic() + timeout
         seen = 0
+        last: Optional[Dict[str, Any]] = None
         while True:
             view = self._news(ident, seen, deadline)
             if view is None:
                 raise TimeoutError(f"job {job} has not finished within {timeout:g} s; it goes on")
-            if view["version"] != seen or view["finished"]:
-                seen = view["version"]
+            seen = view["version"]
+            shown = _shown(view)
+            if shown != last:  # Versions alone do not tell: another coordinator counts its own.
+                last = shown
                 if on_progress is not None:
                     on_progress(_shown(view))
             if view["finished"]:
@@ -261,7 +264,7 @@ def _checked(job: Any) -> str:
 
 def _shown(view: Mapping[str, Any]) -> Dict[str, Any]:
     """What came over the wire, as people get it."""
-    shown = {**view, "notices": list(view["notices"])}
+    shown = {**view, "counts": dict(view["counts"]), "notices": list(view["notices"])}
     shown.pop("version", None)
     return shown
 

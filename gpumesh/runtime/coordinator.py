@@ -790,6 +790,8 @@ class Coordinator:
                 client = self._clients.get(action.client)
                 if client is not None:
                     self._end_client(client)
+        if self._jobs is not None:
+            self._jobs.moved()  # Not every way in which a task begins or ceases to be executed is an action.
         self._lost = None
         self._arm()
 

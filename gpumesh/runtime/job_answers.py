@@ -31,18 +31,20 @@ class _Waiter:
 class Active:
     """A job that has not finished, with what the scheduler need not know of it."""
 
-    __slots__ = ("job", "spec", "submitted", "numbers", "digests", "version", "notices", "waiters", "timer")
+    __slots__ = ("job", "spec", "submitted", "numbers", "digests", "version", "running", "notices", "waiters")
 
-    def __init__(self, job: Job, spec: JobSpec, submitted: float, numbers: List[int], digests: List[bytes]) -> None:
+    def __init__(
+        self, job: Job, spec: JobSpec, submitted: float, numbers: List[int], digests: List[bytes], *, version: int = 1
+    ) -> None:
         self.job = job
         self.spec = spec
         self.submitted = submitted  # Seconds since the epoch.
         self.numbers = numbers  # Of its variants, as specs of the scheduler.
         self.digests = digests  # Of what was defined for it.
-        self.version = 1  # Grows with each change that somebody may wait for.
+        self.version = version  # Grows with each change that somebody may wait for.
+        self.running = 0  # Of its tasks, when it was looked at last.
         self.notices: Dict[int, str] = {}  # Row -> what the scheduler has to say of it, and of those like it.
         self.waiters: List[_Waiter] = []
-        self.timer: Optional[asyncio.TimerHandle] = None  # Until the waiters are told of what is new.
 
     def record(self) -> JobRecord:
         """The job as the journal has it, without what only that knows."""
@@ -79,15 +81,18 @@ class JobAnswers:
         self._jobs = jobs
         self._book = book
         self._earlier = earlier
+        self._watched: Dict[Active, None] = {}  # Somebody waits for news of them.
+        self._timer: Optional[asyncio.TimerHandle] = None  # Until those are looked at, and who waits is told what is new.
 
     def close(self) -> None:
         """Nobody is told anything any more."""
-        for active in self._jobs.values():
-            if active.timer is not None:
-                active.timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        for active in self._watched:
             for waiter in active.waiters:
                 if waiter.timer is not None:
                     waiter.timer.cancel()
+        self._watched.clear()
 
     def with_job(self, client: int, number: int, text: Any, then: Callable[[JobRecord], None]) -> None:
         """Find a job by what a person typed."""
@@ -147,6 +152,9 @@ class JobAnswers:
 
     def _view(self, active: Active, running: int) -> Dict[str, Any]:
         job = active.job
+        if running != active.running:
+            active.running = running
+            active.version += 1
         view = job_view(
             active.spec,
             state=job.state(running),
@@ -220,33 +228,61 @@ class JobAnswers:
     # --- waiting for news
 
     def _wait(self, client: int, number: int, active: Active, *, seen: int) -> None:
-        if seen != active.version and active.timer is None:
-            self._mesh.answer(client, number, self._view(active, self._running().get(active.job.id, 0)))
+        view = self._view(active, self._running().get(active.job.id, 0))
+        if seen != active.version and (not seen or self._timer is None):
+            self._mesh.answer(client, number, view)
+            self._look_soon()  # Not before that comes another.
             return
         waiter = _Waiter(client, number, seen)
         active.waiters.append(waiter)
+        self._watched[active] = None
         waiter.timer = self._loop.call_later(JOB_WAIT_SECONDS, self._give_news, active, waiter)
 
     def _give_news(self, active: Active, waiter: _Waiter) -> None:
+        """News or not: it has waited long enough."""
         if waiter in active.waiters:
-            active.waiters.remove(waiter)
-            self._mesh.answer(waiter.client, waiter.number, self._view(active, self._running().get(active.job.id, 0)))
+            self._tell_waiters(active, [waiter], self._view(active, self._running().get(active.job.id, 0)))
 
     def changed(self, active: Active) -> None:
+        """There is something new about a job."""
         active.version += 1
-        if active.waiters and active.timer is None:
-            active.timer = self._loop.call_later(JOB_NEWS_SECONDS, self._on_news, active)
+        self.moved()
 
-    def _on_news(self, active: Active) -> None:
-        active.timer = None
-        self.end(active, self._view(active, self._running().get(active.job.id, 0)))
+    def moved(self) -> None:
+        """Tasks may have come to workers or gone from there, of whatever job: called often, so it only sees to it that somebody looks."""
+        if self._watched:
+            self._look_soon()
+
+    def _look_soon(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(JOB_NEWS_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._watched:
+            return
+        running = self._running()
+        for active in list(self._watched):
+            if self._jobs.get(active.job.id) is not active:
+                continue  # It has finished; that is told when it is on disk.
+            view = self._view(active, running.get(active.job.id, 0))
+            waiters = [waiter for waiter in active.waiters if waiter.seen != active.version]
+            if waiters:
+                self._tell_waiters(active, waiters, view)
+                self._look_soon()
 
     def end(self, active: Active, view: Dict[str, Any]) -> None:
-        waiters, active.waiters = active.waiters, []
+        """It has finished: who waits is told so."""
+        self._tell_waiters(active, list(active.waiters), view)
+
+    def _tell_waiters(self, active: Active, waiters: List[_Waiter], view: Dict[str, Any]) -> None:
         for waiter in waiters:
+            active.waiters.remove(waiter)
             if waiter.timer is not None:
                 waiter.timer.cancel()
             self._mesh.answer(waiter.client, waiter.number, view)
+        if not active.waiters:
+            self._watched.pop(active, None)
 
     def attempts_before(self, row: int) -> List[Dict[str, Any]]:
         """Attempts of a task with the scheduler that have failed."""

@@ -188,7 +188,8 @@ class JobService:
         priority = spec.variants[0].priority if spec.variants else 0
         is_once = bool(spec.variants) and spec.variants[0].retries == 0
         job = Job(spec.job, first_row, spec.count, priority=priority, is_once=is_once)
-        active = self._active[spec.job] = Active(job, spec, submitted, numbers, digests)
+        version = max(1, int(self._wall() * 1000))  # After a restart no number means something else than before.
+        active = self._active[spec.job] = Active(job, spec, submitted, numbers, digests, version=version)
         self._book.add(job)
         return active
 
@@ -216,8 +217,6 @@ class JobService:
         )
         self._book.finish(job.id)
         del self._active[job.id]
-        if active.timer is not None:
-            active.timer.cancel()
         self._let_go_of_code(active)
 
         def synced(error: Optional[JournalError]) -> None:
@@ -339,6 +338,10 @@ class JobService:
                     marked.append(row)
         if marked:
             self._journal.mark_started(marked)
+
+    def moved(self) -> None:
+        """The scheduler has done something: other tasks than before may be executed."""
+        self._answers.moved()
 
     # --- and back
 

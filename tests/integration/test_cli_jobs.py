@@ -128,6 +128,22 @@ def marks(tmp_path: Path) -> List[int]:
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
+def test_whoever_waits_sees_how_it_is_also_when_that_came_soon_and_stays(mesh: Programs, folder: Path, tmp_path: Path) -> None:
+    script, payloads = str(folder / "linger.py"), lingering(tmp_path, folder, 2)
+    said(mesh.gpumesh("submit", script, "--payloads", payloads))
+    until(lambda: len(marks(tmp_path)) == 2, 20.0)
+    other_gate = tmp_path / "other gate"
+    other = payload_file(folder, [{"x": 7, "gate": str(other_gate), "marks": str(tmp_path / "marks")}])
+    waiting = mesh.gpumesh("submit", script, "--payloads", other, "--wait")
+    waiting.wait_for("0/1 1 waiting")
+
+    (tmp_path / "gate").touch()
+
+    waiting.wait_for("0/1 1 running", 10.0)  # Half of what a question waits for news.
+    other_gate.touch()
+    assert "1/1 1 done" in said(waiting)
+
+
 def test_a_job_from_its_payloads_to_its_results(mesh: Programs, ask: Ask, folder: Path, tmp_path: Path) -> None:
     table = tmp_path / "payloads.csv"
     table.write_text("x,name\n1,one\n0.5,\n3,three\n")

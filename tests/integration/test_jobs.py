@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections import Counter
 from pathlib import Path
@@ -150,6 +151,31 @@ def test_progress_is_told_as_it_comes(mesh: GPUMesh, folder: Path) -> None:
     assert seen[0]["counts"]["running"] == 2
     assert seen[-1]["finished"] is True
     assert seen[-1]["counts"]["done"] == 2
+
+
+def test_a_task_whose_turn_comes_behind_another_job_is_told(mesh: GPUMesh, folder: Path) -> None:
+    open_gate(folder)
+    quick = mesh.submit(script=folder / "linger.py", payloads=lingering(folder, 8))
+    mesh.wait(quick, 30)  # From now on tasks are sent ahead.
+    (folder.parent / "gate").unlink()
+    first = mesh.submit(script=folder / "linger.py", payloads=lingering(folder, 2))
+    until(lambda: sum(marks(folder).values()) == 10, 20)
+    second_gate = folder.parent / "second gate"
+    second = mesh.submit(
+        script=folder / "linger.py", payloads=[{**payload, "gate": str(second_gate)} for payload in lingering(folder, 2)]
+    )
+    seen: List[Dict[str, Any]] = []
+    waiting = threading.Thread(target=lambda: mesh.wait(second, 30, on_progress=seen.append))
+    waiting.start()
+    until(lambda: seen and seen[-1]["counts"]["pending"] == 2, 10)
+
+    open_gate(folder)
+
+    until(lambda: seen[-1]["counts"]["running"] == 2, 10, what=str(seen))
+    second_gate.touch()
+    waiting.join(30)
+    assert seen[-1]["counts"]["done"] == 2
+    assert mesh.wait(first, 30)["counts"]["done"] == 2
 
 
 def test_cancelling_ends_what_runs_and_what_waits(mesh: GPUMesh, folder: Path) -> None:
@@ -312,6 +338,28 @@ def test_a_job_outlives_its_coordinator_and_each_script_runs_once(served: Served
         assert [task["result"] for task in status["tasks"]] == [100 + x for x in range(6)]
         assert marks(folder) == {str(x): 1 for x in range(6)}
         assert [len(task["attempts"]) for task in status["tasks"]] == [1] * 6
+
+
+def test_what_goes_on_after_a_restart_is_told_to_run_when_its_worker_is_back(served: Served, folder: Path) -> None:
+    with served.client() as mesh:
+        job = mesh.submit(script=folder / "linger.py", payloads=lingering(folder, 2))
+        until(lambda: sum(marks(folder).values()) == 2, 20)
+        seen: List[int] = []
+        waiting = threading.Thread(
+            target=lambda: mesh.wait(job, 60, on_progress=lambda status: seen.append(status["counts"]["running"]))
+        )
+        waiting.start()
+        until(lambda: seen == [2], 20)
+
+        served.worker.process.send_signal(signal.SIGSTOP)
+        served.restart()
+        until(lambda: seen == [2, 0], 20, what=str(seen))
+        served.worker.process.send_signal(signal.SIGCONT)
+
+        until(lambda: seen == [2, 0, 2], 10, what=str(seen))  # Half of what a question waits for news.
+        open_gate(folder)
+        waiting.join(60)
+        assert marks(folder) == {"0": 1, "1": 1}
 
 
 def test_what_has_finished_does_not_run_again(served: Served, folder: Path) -> None:

@@ -11,6 +11,7 @@ from gpumesh.cli.following import Patience
 from gpumesh.cli.jobs import _LinePrinter
 from gpumesh.cli.submit import submit_options
 from gpumesh.errors import MeshUnavailableError
+from tests.support.processes import until
 
 JOB = "j-4k7mw2qx"
 
@@ -109,17 +110,44 @@ def test_a_coordinator_that_does_not_come_back_is_an_error_that_says_where_the_j
         waiting.wait_for_job(mesh, JOB)
 
 
-def test_without_a_terminal_progress_is_not_a_flood_and_the_last_line_always_comes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    clock = iter([0.0, 0.0, 0.5, 2.5, 2.5, 2.6, 2.6])
-    paint = waiting._LinePaint(JOB, clock=lambda: next(clock))
-    steps = [["pending"] * 3, ["running"] * 3, ["done", "running", "running"], ["done"] * 3]
-
+def draw(paint: waiting._LinePaint, *steps: List[str]) -> None:
     for step in steps:
         paint.draw(job(*(task(number, status) for number, status in enumerate(step))))
 
-    assert capsys.readouterr().err.splitlines() == ["0/3 3 waiting", "1/3 1 done, 2 running", "3/3 3 done"]
+
+def test_without_a_terminal_progress_is_not_a_flood_and_the_last_line_always_comes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    paint = waiting._LinePaint(pause=60.0)
+
+    draw(paint, ["pending"] * 3, ["running"] * 3, ["done", "running", "running"], ["done"] * 3)
+
+    assert capsys.readouterr().err.splitlines() == ["0/3 3 waiting", "3/3 3 done"]
+
+
+def test_what_came_too_soon_after_a_line_is_said_later_though_nothing_follows(capsys: pytest.CaptureFixture[str]) -> None:
+    paint = waiting._LinePaint(pause=0.1)
+    said: List[str] = []
+
+    def last() -> List[str]:
+        said.extend(capsys.readouterr().err.splitlines())
+        return said[-1:]
+
+    draw(paint, ["pending"] * 3, ["running"] * 3, ["done", "running", "running"])
+
+    until(lambda: last() == ["1/3 1 done, 2 running"])
+    assert said[0] == "0/3 3 waiting"
+    paint.close()
+    assert last() == ["1/3 1 done, 2 running"]
+    assert len(said) == len(set(said))
+
+
+def test_what_came_too_soon_is_said_at_the_latest_when_nobody_waits_any_more(capsys: pytest.CaptureFixture[str]) -> None:
+    mesh: Any = Waited(job(task(0, "pending")), job(task(0, "running")), error=KeyboardInterrupt())
+
+    assert waiting.wait_for_job(mesh, JOB) == 130
+
+    assert capsys.readouterr().err.splitlines()[:2] == ["0/1 1 waiting", "0/1 1 running"]
 
 
 def test_a_question_is_asked_until_the_coordinator_is_back(capsys: pytest.CaptureFixture[str]) -> None:

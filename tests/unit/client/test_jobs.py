@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 
@@ -219,6 +219,34 @@ def test_a_missing_script_is_named(tmp_path: Path) -> None:
 def test_jobs_wait_for_ever_for_a_machine_unless_told_otherwise() -> None:
     assert jobs._job_options({}) == make_options({"placement_timeout": None})
     assert jobs._job_options({"placement_timeout": 5}).placement_timeout == 5.0
+
+
+class Answered(JobClient):
+    """Is told these views, one after the other."""
+
+    def __init__(self, *views: Tuple[int, int, bool]) -> None:
+        super().__init__(unreachable, "")
+        self._views = [
+            {"version": version, "finished": finished, "counts": {"running": running}, "notices": []}
+            for version, running, finished in views
+        ]
+
+    def _news(self, job: str, seen: int, deadline: Optional[float]) -> Optional[Dict[str, Any]]:
+        return self._views.pop(0)
+
+    def status(self, job: str, *, tasks: bool) -> Dict[str, Any]:
+        return {"id": job}
+
+
+def test_progress_is_told_when_something_is_different_whatever_the_versions_say() -> None:
+    client = Answered((5, 0, False), (6, 0, False), (7, 1, False), (7, 2, False), (7, 2, False), (0, 2, True))
+    told: List[Any] = []
+
+    def on_progress(status: Dict[str, Any]) -> None:
+        told.append((status["counts"].pop("running"), status["finished"]))  # Theirs to change.
+
+    assert client.wait("j-4k7mw2qx", None, on_progress, tasks=False) == {"id": "j-4k7mw2qx"}
+    assert told == [(0, False), (1, False), (2, False), (2, True)]
 
 
 @pytest.mark.parametrize("ask", ["status", "wait", "cancel", "retry", "logs"])

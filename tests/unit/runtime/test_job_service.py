@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 
 import pytest
 
-from gpumesh.config import JOB_ONCE_TASKS, JOB_PARTS_AHEAD
+from gpumesh.config import JOB_NEWS_SECONDS, JOB_ONCE_TASKS, JOB_PARTS_AHEAD
 from gpumesh.errors import JournalError
 from gpumesh.journal.base import OnSynced, TaskEnd
 from gpumesh.journal.memory import MemoryJournal
@@ -50,8 +50,13 @@ class Clock:
         return timer
 
     def ring(self) -> None:
-        timers, self.timers = self.timers, []
-        for timer in timers:
+        self.rung(float("inf"))
+
+    def rung(self, seconds: float) -> None:
+        """All that were to ring within so many seconds ring now."""
+        due = [timer for timer in self.timers if timer.delay <= seconds]
+        self.timers = [timer for timer in self.timers if timer.delay > seconds]
+        for timer in due:
             if not timer.is_cancelled:
                 timer.call()
 
@@ -167,6 +172,7 @@ class Site:
         self.calls: List[Callable[[], None]] = []
         self.journal = Journal(call_soon=self.calls.append)
         self.number = 0
+        self.seconds = 1_000_000.0  # Since the epoch.
         self.start()
 
     def start(self) -> None:
@@ -174,7 +180,7 @@ class Site:
         self.calls.clear()
         self.clock: Any = Clock()
         self.mesh = Coordinator()
-        self.service = JobService(self.clock, self.mesh, self.journal, wall=lambda: 1_000_000.0)
+        self.service = JobService(self.clock, self.mesh, self.journal, wall=lambda: self.seconds)
 
     def settle(self) -> None:
         """Everything that the journal has to say is said."""
@@ -643,6 +649,64 @@ def test_a_question_without_news_is_answered_in_the_end(site: Site) -> None:
     site.clock.ring()
 
     assert site.told(waiting)["version"] == version
+
+
+def test_whoever_waits_hears_of_tasks_that_come_and_go_without_a_word_of_their_own(site: Site) -> None:
+    site.submit(1)
+    site.service.started([1])  # Behind another task that holds the slot.
+    first = site.ask("job-wait", job=JOB, seen=0)
+    site.clock.ring()
+
+    def next_of(version: int, executing: Dict[int, Tuple[str, int, float]]) -> Any:
+        waiting = site.say(lambda number: Query(number, "job-wait", {"job": JOB, "seen": version}))
+        site.mesh.executing = executing
+        site.service.moved()
+        assert site.told(waiting) == "nothing yet"
+        site.clock.rung(JOB_NEWS_SECONDS)
+        return site.told(waiting)
+
+    then = next_of(first["version"], {1: ("w1", 1, 0.0)})  # The other has ended.
+    last = next_of(then["version"], {})  # Its worker is lost.
+
+    assert [view["counts"][RUNNING] for view in (first, then, last)] == [0, 1, 0]
+    assert [view["counts"][PENDING] for view in (first, then, last)] == [1, 0, 1]
+
+
+def test_nobody_hears_of_what_was_not_changed_by_a_movement(site: Site) -> None:
+    site.submit(1)
+    version = site.ask("job-wait", job=JOB, seen=0)["version"]
+    waiting = site.say(lambda number: Query(number, "job-wait", {"job": JOB, "seen": version}))
+
+    site.service.moved()
+    site.clock.rung(JOB_NEWS_SECONDS)
+
+    assert site.told(waiting) == "nothing yet"
+
+
+def test_news_come_no_faster_than_anybody_reads(site: Site) -> None:
+    site.submit(3)
+    version = site.ask("job-wait", job=JOB, seen=0)["version"]
+    site.end(1)
+    waiting = site.say(lambda number: Query(number, "job-wait", {"job": JOB, "seen": version}))
+    site.end(2)
+    assert site.told(waiting) == "nothing yet"
+    assert site.ask("job-wait", job=JOB, seen=0)["counts"][DONE] == 2, "the first question is answered at once"
+
+    site.clock.rung(JOB_NEWS_SECONDS)
+
+    assert site.told(waiting)["counts"][DONE] == 2
+
+
+def test_a_version_that_another_coordinator_has_told_is_not_taken_for_the_newest(site: Site) -> None:
+    site.submit(1)
+    version = site.ask("job-wait", job=JOB, seen=0)["version"]
+
+    site.seconds += 1.0
+    site.start()
+    site.service.recover()
+    site.settle()
+
+    assert site.ask("job-wait", job=JOB, seen=version)["version"] != version
 
 
 def test_what_the_scheduler_has_to_say_is_told(site: Site) -> None:
