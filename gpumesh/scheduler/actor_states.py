@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from typing import Any, Deque, Dict, Optional, Tuple
+from typing import Deque, Dict, Optional, Tuple
 
 from gpumesh.model.actors import ActorPlan
 from gpumesh.model.ids import ClientNumber
@@ -56,7 +56,7 @@ class Actor:
     """One actor, from the first that is heard of it to its end."""
 
     __slots__ = ("id", "spec", "state", "worker", "batch", "attempt", "restarts", "restarted_at", "parked", "calls", "lines", "doubtful",
-                 "since", "due", "not_before", "deaths", "is_noticed", "is_forced")  # fmt: skip
+                 "since", "due", "not_before", "deaths", "is_noticed", "is_forced", "why")  # fmt: skip
 
     def __init__(self, ident: int, now: float) -> None:
         self.id = ident  # Of the task that is its life.
@@ -72,13 +72,16 @@ class Actor:
         self.lines: Dict[
             ClientNumber, Dict[int, Optional[Spec]]
         ] = {}  # Calls of a client behind one whose inputs are not here, in order, that one first; None: not ready.
-        self.doubtful: Dict[int, None] = {}  # Of the parked: submitted again after a restart, and an earlier life may have begun them.
+        self.doubtful: Dict[
+            int, None
+        ] = {}  # Of the parked: submitted again after a restart, and an earlier life may have begun them.
         self.since = now  # When it came to wait for a worker, or to be expected.
         self.due: Optional[float] = None  # When to look at it while it waits.
         self.not_before = 0.0  # When it may be started.
         self.deaths = 0  # In a row, each soon after its start.
         self.is_noticed = False  # Its client was told that nobody can run it.
         self.is_forced = False  # It is to be ended at once.
+        self.why = ""  # While it is ending: "killed by ..."; for people.
 
     @property
     def plan(self) -> ActorPlan:
@@ -94,13 +97,6 @@ class Actor:
     def pending(self) -> int:
         """Calls that have not ended."""
         return len(self.parked) + len(self.calls) + sum(map(len, self.lines.values()))
-
-
-class Death(NamedTuple):
-    """Why an actor is gone, for those who call it: details of Status.ACTOR_DIED."""
-
-    actor: int
-    details: Dict[str, Any]
 
 
 _NO_PLAN = ActorPlan()

@@ -55,10 +55,12 @@ from gpumesh.scheduler.actions import (
     Retrying,
     WorkerGone,
 )
+from gpumesh.scheduler.actor_states import Actor
+from gpumesh.scheduler.actors import Actors
 from gpumesh.scheduler.cards import Lease
 from gpumesh.scheduler.delays import Delayed
 from gpumesh.scheduler.dependencies import Waiting
-from gpumesh.scheduler.flow import RAN, Flow, Returned
+from gpumesh.scheduler.flow import RAN, Returned
 from gpumesh.scheduler.queues import Group
 from gpumesh.scheduler.snapshot import gone_view, waiting_views, worker_views
 from gpumesh.scheduler.states import Batch, Client, Recovering, Spec, Worker, WorkerState
@@ -72,7 +74,7 @@ _LOST_AT_RESTART = (
 )
 
 
-class Cluster(Flow):
+class Cluster(Actors):
     """All tables of the mesh; see the module's promises.
 
     Args:
@@ -117,6 +119,8 @@ class Cluster(Flow):
             ev.CopiesGone: self._on_news_of_objects,
             ev.BytesMoved: self._on_news_of_objects,
             ev.CancelRequested: self._on_cancel_requested,
+            ev.ActorStarted: self._on_actor_started,
+            ev.ActorKilled: self._on_actor_killed,
         }
 
     # --- the interface
@@ -127,6 +131,8 @@ class Cluster(Flow):
         self._handlers[type(event)](event, now, actions)
         if self._deserted:
             self._set_free(now, actions)
+        if self._lined:
+            self._advance(actions)
         return actions
 
     def next_deadline(self) -> Optional[float]:
@@ -149,6 +155,10 @@ class Cluster(Flow):
                 due = min(due, client.away_until)
         if self._recovering and self._recover_at is not None:
             due = min(due, self._recover_at)
+        if self._awaited:
+            actors_due = self.actors_due()
+            if actors_due is not None:
+                due = min(due, actors_due)
         return None if due == math.inf else due
 
     def on_time(self, now: float) -> List[Action]:
@@ -158,6 +168,8 @@ class Cluster(Flow):
             self._give_up_the_away(now, actions)
         if self._recovering:
             self._settle_recovery(now, actions)
+        if self._awaited:
+            self._look_at_actors(now, actions)
         if self._delays:
             self._return(self._due(now, actions), now, actions)
         if self._patience:
@@ -170,6 +182,8 @@ class Cluster(Flow):
             for group in list(self._stuck):
                 if group.due <= now:
                     self._give_up(group, now, actions)
+        if self._lined:
+            self._advance(actions)
         return actions
 
     def snapshot(self, now: float) -> List[Dict[str, Any]]:
@@ -189,7 +203,7 @@ class Cluster(Flow):
     def has_attempts_at(self, worker: WorkerId) -> bool:
         """Whether a worker has anything that has not ended."""
         known = self._workers.get(worker)
-        return known is not None and bool(known.assigned or known.orphans)
+        return known is not None and bool(known.assigned or known.orphans or known.actors)
 
     def retries_of(self, client: ClientNumber, spec_number: int) -> int:
         """How often tasks of a client's spec may be tried again; 0 for one that was never defined."""
@@ -225,15 +239,22 @@ class Cluster(Flow):
             for held in event.held:
                 has.update(held.tasks)
             returned = self._take_back_unseen(worker, has, actions)
+            self._take_back_unseen_actors(worker, has, actions)
         self._take_in_held(worker, event, now, actions)
         self._admit(worker, now)
         if self._expected:
             self._expected.pop(event.worker, None)
         if returned:
             self._return(returned, now, actions)
+        if self._awaited and self._are_all_back:
+            for actor in self._awaited:
+                if actor.not_before == self._recover_at:
+                    actor.not_before = now
         if self._recovering:
             self._settle_recovery(now, actions)
         self._refill(worker, now, actions)
+        if worker.actors:
+            self._forward_all(worker, actions)
         self._tell_workers(worker, actions)
 
     def _on_worker_changed(self, event: ev.WorkerChanged, now: float, actions: List[Action]) -> None:
@@ -294,6 +315,8 @@ class Cluster(Flow):
         for (task_id, attempt), batch in worker.orphans.items():
             self._forget_orphan(task_id, attempt)
             self._count_repeatable(batch.spec, -1)
+        if worker.actors:
+            self._lose_actors(worker, event.reason, now, actions)
         executing = frozenset(worker.executing())  # Only asked for membership.
         returned: List[Returned] = []
         where = worker.facts.hostname or worker.id
@@ -398,7 +421,14 @@ class Cluster(Flow):
                 if self._is_at(worker, task_id, attempt):
                     continue
                 spec = self._spec_of(held.spec, task_id, now)
-                if spec is None or not self._go_on(worker, spec, task_id, attempt, held, now):
+                if spec is not None and spec.is_of_actor:
+                    if not (
+                        self._adopt_call(worker, spec, task_id, attempt)
+                        if held.spec.plan is None
+                        else self._adopt(worker, spec, task_id, attempt, held, now)
+                    ):
+                        unwanted.append((task_id, attempt))
+                elif spec is None or not self._go_on(worker, spec, task_id, attempt, held, now):
                     unwanted.append((task_id, attempt))
         for task_id, attempt in event.finished:
             if self._is_at(worker, task_id, attempt):
@@ -407,6 +437,8 @@ class Cluster(Flow):
             if isinstance(where, (Spec, Recovering, Delayed)):
                 spec = where if isinstance(where, Spec) else where.spec
                 self._go_on(worker, spec, task_id, attempt, None, now)
+            elif isinstance(where, Actor):
+                self._expect_end(worker, where, task_id, attempt, now)
             elif where is not None or self._is_of_the_absent(task_id, now):
                 self._announced[task_id] = (worker.id, attempt)
         if unwanted:
@@ -418,6 +450,11 @@ class Cluster(Flow):
 
     def _is_at(self, worker: Worker, task_id: int, attempt: int) -> bool:
         batch = worker.assigned.get(task_id)
+        if batch is None and worker.actors:
+            batch = worker.actors.get(task_id)
+            call = worker.calls.get(task_id)
+            if call is not None and call.attempt == attempt:
+                return True
         return (batch is not None and batch.attempt == attempt) or (task_id, attempt) in worker.orphans
 
     def _is_of_the_absent(self, task_id: int, now: float) -> bool:
@@ -442,6 +479,8 @@ class Cluster(Flow):
             return where
         if isinstance(where, (Recovering, Delayed)):
             return where.spec
+        if isinstance(where, Actor):
+            return self._spec_at(where, task_id)
         if where is not None or not self._is_of_the_absent(task_id, now):
             return None
         client = self._clients[ClientNumber(task_id >> SEQUENCE_BITS)]
@@ -471,7 +510,7 @@ class Cluster(Flow):
         elif isinstance(where, Delayed):
             self._delays.drop(task_id)
         else:
-            if not spec.client.pending:
+            if spec.client.pending <= spec.client.actors:
                 self._greet(spec.client)
             spec.client.pending += 1
             self._adopted[task_id] = None
@@ -502,7 +541,7 @@ class Cluster(Flow):
                 number = ClientNumber(task_id >> SEQUENCE_BITS)
                 actions.append(Keep(number, worker.id, (task_id, status, payload, seconds)))
             return
-        if status not in RAN or isinstance(where, Waiting) or task_id in self._cancelled:
+        if status not in RAN or isinstance(where, (Waiting, Actor)) or task_id in self._cancelled:
             return
         if isinstance(where, Worker):
             spec = where.assigned[task_id].spec
@@ -596,6 +635,8 @@ class Cluster(Flow):
                 self._leave_recovery(where, task_id)
             elif isinstance(where, Delayed):
                 self._delays.drop(task_id)
+            elif isinstance(where, Actor):
+                self._drop_of_actor(client, where, task_id, actions)
             else:
                 self._unqueue(where, task_id)
         for worker, ids in orphaned.items():
@@ -623,6 +664,7 @@ class Cluster(Flow):
             self._expired.popitem(last=False)
         for task_id in [task_id for task_id in self._announced if task_id >> SEQUENCE_BITS == event.client]:
             del self._announced[task_id]
+        self._lose_actors_of(client, actions)
         gone: List[int] = []
         for worker in self._workers.values():
             lost = [task_id for task_id, batch in worker.assigned.items() if batch.spec.client is client]
@@ -688,7 +730,7 @@ class Cluster(Flow):
                     self._supervision.start_from(task_id, self._first_attempt)
                 fresh.append(task_id)
         if held_back:
-            if not client.pending:
+            if client.pending <= client.actors:
                 self._greet(client)
             client.pending += len(held_back)
             recovering = self._recovering.get(spec)
@@ -715,6 +757,18 @@ class Cluster(Flow):
 
     def _refuse_again(self, client: Client, task_id: int, actions: List[Action]) -> None:
         actions.append(Fail(client.number, task_id, _LOST, {"reason": _LOST_AT_RESTART, "attempts": []}))
+
+    def _not_before(self, now: float) -> float:
+        """When what is submitted again may be started, as far as can be told now; `_settle_recovery` may bring it forward."""
+        if self._recover_at is None or now >= self._recover_at or self._are_all_back:
+            return now
+        return self._recover_at
+
+    def _first_attempt_now(self) -> int:
+        return 1 if self._is_nothing_lost else self._first_attempt
+
+    def _expired_clients(self) -> Any:
+        return self._expired
 
     @property
     def _are_all_back(self) -> bool:

@@ -205,6 +205,22 @@ class CancelRequested(NamedTuple):
     force: bool = False
 
 
+class ActorStarted(NamedTuple):
+    """The constructor of an actor has returned."""
+
+    worker: WorkerId
+    actor: int
+    attempt: int
+
+
+class ActorKilled(NamedTuple):
+    """An actor is to end, whoever's it is. `why` is for people, behind "was": "killed", "released"; `force`: without time for its last words."""
+
+    actor: int
+    why: str
+    force: bool = False
+
+
 ObjectNews = Union[StoreShared, CopyMade, CopiesGone, BytesMoved]
 
 Event = Union[
@@ -230,4 +246,6 @@ Event = Union[
     CopiesGone,
     BytesMoved,
     CancelRequested,
+    ActorStarted,
+    ActorKilled,
 ]

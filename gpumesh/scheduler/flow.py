@@ -20,6 +20,7 @@ from itertools import repeat
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from gpumesh.config import (
+    DEPTH_PRIORITY,
     LOOK_AGAIN_FRACTION,
     LOOK_AGAIN_GROWTH,
     LOOK_AGAIN_LEAST_SECONDS,
@@ -45,6 +46,7 @@ from gpumesh.scheduler.actions import (
     Retrying,
     WorkersChanged,
 )
+from gpumesh.scheduler.actor_states import Actor
 from gpumesh.scheduler.confinement import ANYWHERE, Confinement, confinement, patience_seconds
 from gpumesh.scheduler.copies import choose_copies
 from gpumesh.scheduler.delays import Delayed, Delays, backoff_seconds
@@ -92,8 +94,9 @@ CONFINED_SPECS = 64  # Of a client; with each so many it is looked for those tha
 Returned = Tuple[Spec, int]
 """A task that goes back to the front of its queue."""
 
-Place = Union[Spec, Worker, Waiting, Delayed, Recovering]
-"""Where a task is: ready in the queue of its spec, on a worker, waiting for its inputs or for another try, or held back after a restart."""
+Place = Union[Spec, Worker, Waiting, Delayed, Recovering, Actor]
+"""Where a task is: ready in the queue of its spec, on a worker, waiting for its inputs or for another try, or held back after a restart. The life
+of an actor, and a call of one that does not wait for inputs, is at that actor."""
 
 
 class Flow:
@@ -128,6 +131,7 @@ class Flow:
         self._healthy = 0  # As last told in WorkersChanged.
         self._adopted: Dict[int, None] = {}  # Known from a worker alone: its client, who has the arguments, is not back yet.
         self._recovering: Dict[Spec, Recovering] = {}  # Tasks that are held back.
+        self._awaited: Dict[Actor, None] = {}  # Without a worker: to be looked at.
 
     # --- reading
 
@@ -137,7 +141,7 @@ class Flow:
 
     def assigned_count(self) -> int:
         """Attempts that workers have not reported yet."""
-        return sum(len(worker.assigned) + len(worker.orphans) for worker in self._workers.values())
+        return sum(len(worker.assigned) + len(worker.orphans) + len(worker.calls) for worker in self._workers.values())
 
     def pending_count(self) -> int:
         """Tasks that have not ended."""
@@ -177,6 +181,8 @@ class Flow:
             return TaskState.DELAYED
         if type(where) is Recovering:
             return TaskState.RECOVERING
+        if type(where) is Actor:
+            return TaskState.ASSIGNED if where.is_housed and task_id not in where.parked else TaskState.READY
         return TaskState.ASSIGNED if type(where) is Worker else TaskState.READY
 
     # --- who can run what
@@ -245,6 +251,32 @@ class Flow:
     def _may_depend_again(self, client: Client, spec: Spec, task_id: int, now: float, actions: List[Action]) -> bool:
         raise AssertionError("overridden by Cluster")
 
+    def _on_actor_tasks(self, client: Client, spec: Spec, event: ev.TasksSubmitted, now: float, actions: List[Action]) -> None:
+        raise AssertionError("overridden by Actors")
+
+    def _take_ends(
+        self, worker: Worker, results: Sequence[Tuple[int, int, int, Any, float]], now: float, actions: List[Action]
+    ) -> List[Tuple[int, int, int, Any, float]]:
+        raise AssertionError("overridden by Calls")
+
+    def _line_up(self, spec: Spec, task_id: int, now: float, actions: List[Action]) -> None:
+        raise AssertionError("overridden by Calls")
+
+    def _inputs_came(self, spec: Spec, task_id: int) -> None:
+        raise AssertionError("overridden by Calls")
+
+    def _create(self, spec: Spec, ident: int, now: float, actions: List[Action]) -> None:
+        raise AssertionError("overridden by Actors")
+
+    def _never_created(self, ident: int, actions: List[Action]) -> None:
+        raise AssertionError("overridden by Actors")
+
+    def _look_at_actors(self, now: float, actions: List[Action]) -> None:
+        raise AssertionError("overridden by Actors")
+
+    def _cancel_at_actor(self, actor: Actor, task_id: int, *, force: bool, now: float, actions: List[Action]) -> None:
+        raise AssertionError("overridden by Actors")
+
     def _on_unexpected(
         self,
         worker: Worker,
@@ -300,7 +332,7 @@ class Flow:
 
     def _group(self, spec: TaskSpec, confined: Confinement) -> Group:
         """The group of a spec, which counts in it from now on."""
-        key = (spec.requirement, spec.priority, spec.packages, confined)
+        key = (spec.requirement, spec.priority + DEPTH_PRIORITY * spec.depth, spec.packages, confined)
         group = self._queues.groups.get(key)
         if group is None:
             group = self._queues.groups[key] = Group(*key)
@@ -328,6 +360,9 @@ class Flow:
         if client is None or spec is None:
             self._refuse(number, ids, f"spec {event.spec_number} was never defined", actions)
             return
+        if spec.is_of_actor:
+            self._on_actor_tasks(client, spec, event, now, actions)
+            return
         if event.again:
             ids = self._sift(client, spec, ids, now, actions)
         elif client.confirmed is not None:
@@ -354,7 +389,7 @@ class Flow:
                     self._supervision.start_from(task_id, max(self._orphans[task_id]) + 1)
 
         self._tasks.update(fresh)
-        if not client.pending:
+        if client.pending <= client.actors:
             self._greet(client)
         client.pending += len(ids)
         group = spec.group
@@ -370,7 +405,11 @@ class Flow:
 
     def _greet(self, client: Client) -> None:
         """A client comes with its first task: it may catch up with what the others have under way, but not with what they ever had."""
-        others = [other.served - other.holding for other in self._clients.values() if other is not client and other.pending]
+        others = [
+            other.served - other.holding
+            for other in self._clients.values()
+            if other is not client and other.pending > other.actors
+        ]
         least = min(others) if others else max(other.served for other in self._clients.values())  # All idle: they are quits.
         client.served = max(client.served, least)
 
@@ -397,9 +436,11 @@ class Flow:
             self._supervision.start_from(task_id, max(self._orphans[task_id]) + 1)
         self._tasks[task_id] = self._dependencies.add(task_id, spec, event.producers)
         self._locality.extend(task_id, event.inputs)
-        if not client.pending:
+        if client.pending <= client.actors:
             self._greet(client)
         client.pending += 1
+        if spec.is_of_actor:
+            self._line_up(spec, task_id, now, actions)
 
     def _on_result_stored(self, event: ev.ResultStored, now: float, actions: List[Action]) -> None:
         for task_id in self._dependencies.dependents(event.task_id):
@@ -494,6 +535,8 @@ class Flow:
         are not sent ahead, would wait for ever behind short ones, which are.
         """
         cap = UNCAPPED
+        if self._awaited:
+            self._look_at_actors(now, actions)
         for group in self._queues.ready(now):
             width = group.workers.get(worker)
             if width is None:
@@ -762,6 +805,11 @@ class Flow:
         worker = self._workers.get(event.worker)
         if worker is None:
             return
+        reports = event.results
+        if worker.actors:
+            reports = self._take_ends(worker, reports, now, actions)
+            if not reports:
+                return
         assigned = worker.assigned
         tasks = self._tasks
         is_odd = bool(
@@ -782,7 +830,7 @@ class Flow:
         out: List[Tuple[int, int, Any, float]] = []
         count = ended = ran = 0
         seconds_ran = 0.0
-        for task_id, attempt, status, payload, seconds in event.results:
+        for task_id, attempt, status, payload, seconds in reports:
             found = assigned.get(task_id)
             if found is not batch:
                 if found is None:
@@ -852,6 +900,13 @@ class Flow:
                 assert type(waiting) is Waiting, task_id
                 spec = waiting.spec
                 group = spec.group
+                if spec.is_of_actor:
+                    self._locality.forget(task_id)
+                    if spec.spec.plan is None:
+                        self._inputs_came(spec, task_id)
+                    else:
+                        self._create(spec, task_id, now, actions)
+                    continue
                 self._tasks[task_id] = spec
                 self._locality.settle(task_id, group)
                 group.push(spec, (task_id,), now)
@@ -873,6 +928,8 @@ class Flow:
             self._supervision.forget(task_id)
             self._locality.forget(task_id)
             actions.append(Fail(client.number, task_id, _INPUT_FAILED, {"input": culprit}))
+            if waiting.spec.spec.plan is not None:
+                self._never_created(task_id, actions)
             failed.extend((dependent, task_id) for dependent in self._dependencies.failed(task_id))
 
     def _book(self, worker: Worker, batch: Batch, count: int, ended: int, ran: int, seconds: float) -> None:
@@ -1113,6 +1170,8 @@ class Flow:
         self._adopted.pop(task_id, None)
         spec.client.pending -= 1
         actions.append(Fail(spec.client.number, task_id, status, details))
+        if spec.spec.plan is not None:
+            self._never_created(task_id, actions)
         if task_id in self._dependencies:
             self._fail_dependents(task_id, actions)
 
@@ -1138,6 +1197,8 @@ class Flow:
             elif isinstance(where, Recovering):
                 self._leave_recovery(where, task_id)
                 self._fail(where.spec, task_id, _CANCELLED, "cancelled", actions)
+            elif isinstance(where, Actor):
+                self._cancel_at_actor(where, task_id, force=event.force, now=now, actions=actions)
             elif event.force or task_id not in self._cancelled:
                 self._cancelled[task_id] = None
                 for worker in self._copies.get(task_id, (where,)):

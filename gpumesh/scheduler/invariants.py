@@ -9,6 +9,7 @@ from math import isclose
 from typing import Dict, List, Tuple
 
 from gpumesh.model.ids import SEQUENCE_BITS, ClientNumber
+from gpumesh.scheduler.actor_states import Actor, ActorState
 from gpumesh.scheduler.cards import Lease
 from gpumesh.scheduler.cluster import Cluster
 from gpumesh.scheduler.confinement import ANYWHERE
@@ -23,6 +24,7 @@ def check(cluster: Cluster) -> None:
     _check_groups(cluster)
     _check_clients(cluster)
     _check_odds(cluster)
+    _check_actors(cluster)
     cluster._locality.check(cluster._tasks, cluster._workers)
 
 
@@ -54,6 +56,13 @@ def _check_places(cluster: Cluster) -> None:
         assert recovering.ids, "33: nothing is held back under a spec"
         for task_id in recovering.ids:
             places.setdefault(task_id, []).append(recovering)
+    for actor in cluster._actors.values():
+        if actor.spec is not None:
+            places.setdefault(actor.id, []).append(actor)
+        lined = [task_id for line in actor.lines.values() for task_id, spec in line.items() if spec is not None]
+        for task_id in [*actor.parked, *actor.calls, *lined]:
+            if task_id in cluster._tasks or task_id not in lined:
+                places.setdefault(task_id, []).append(actor)
     cluster._patience.check()
     assert not cluster._deserted, "37: tasks are left to those who are gone"
     for task_id, found in places.items():
@@ -81,8 +90,9 @@ def _check_workers(cluster: Cluster) -> None:
     healthy = 0
     for ident, worker in cluster._workers.items():
         assert ident == worker.id, f"4: worker {worker.id} is filed under {ident}"
-        batches = [*worker.assigned.values(), *worker.orphans.values()]
-        load = sum(batch.width for batch in batches)
+        lives = [batch for batch in [*worker.actors.values(), *worker.orphans.values()] if batch.spec.is_of_actor]
+        batches = [*worker.assigned.values(), *(batch for batch in worker.orphans.values() if not batch.spec.is_of_actor)]
+        load = sum(batch.width for batch in lives) + sum(batch.width for batch in batches)
         assert worker.load == load, f"5: worker {ident} has a load of {worker.load}, but {load} slots' worth of tasks"
         foreign: Dict[Tuple[str, ...], int] = {}
         for batch in batches:
@@ -100,7 +110,9 @@ def _check_workers(cluster: Cluster) -> None:
         assert worker.specs == specs, f"6: worker {ident} has miscounted its tasks by spec"
         assert worker.leases == leases, f"28: worker {ident} has miscounted its tasks by lease"
         booked = set(worker.cards.leases) if worker.cards is not None else set()
-        assert booked == set(leases), f"28: worker {ident} has booked cards for other leases than those in use"
+        assert booked == {*leases, *(batch.lease for batch in lives if batch.lease is not None)}, (
+            f"28: worker {ident} has booked cards for other leases than those in use"
+        )
         takes = worker.state is WorkerState.HEALTHY
         healthy += takes
         is_away = worker.away_until is not None
@@ -195,6 +207,8 @@ def _check_clients(cluster: Cluster) -> None:
         if isinstance(where, Worker):
             spec = where.assigned[task_id].spec
             assert task_id not in cluster._copies or where in cluster._copies[task_id]
+        elif isinstance(where, Actor):
+            spec = cluster._spec_at(where, task_id)
         else:
             spec = where if isinstance(where, Spec) else where.spec
         number = spec.client.number
@@ -222,9 +236,11 @@ def _check_clients(cluster: Cluster) -> None:
 
 def _check_odds(cluster: Cluster) -> None:
     for task_id in cluster._cancelled:
-        assert isinstance(cluster._tasks.get(task_id), Worker), f"23: task {task_id} is being cancelled, but on no worker"
+        assert isinstance(cluster._tasks.get(task_id), (Worker, Actor)), (
+            f"23: task {task_id} is being cancelled, but on no worker"
+        )
     for task_id in cluster._adopted:
-        assert isinstance(cluster._tasks.get(task_id), Worker), (
+        assert isinstance(cluster._tasks.get(task_id), (Worker, Actor)), (
             f"35: task {task_id} was taken over from a worker and is on none"
         )
     for client in cluster._away_clients:
@@ -237,3 +253,43 @@ def _check_odds(cluster: Cluster) -> None:
             attempt = cluster._supervision.attempt_of(task_id)
             is_newest = batch.attempt <= attempt
             assert is_newest, f"25: task {task_id} runs as attempt {batch.attempt}, its history says {attempt}"
+
+
+def _check_actors(cluster: Cluster) -> None:
+    lives: Dict[ClientNumber, int] = {}
+    for ident, actor in cluster._actors.items():
+        assert actor.id == ident, f"38: actor {actor.id} is filed under {ident}"
+        assert ident not in cluster._dead, f"38: actor {ident} is dead and alive"
+        worker = actor.worker
+        is_housed = actor.state in (ActorState.STARTING, ActorState.ALIVE, ActorState.ENDING)
+        assert (worker is not None) == is_housed, f"39: actor {ident} is {actor.state.value}, and wrongly (not) on a worker"
+        assert (actor in cluster._awaited) != is_housed, (
+            f"39: actor {ident} is wrongly (not) among those that wait for a worker"
+        )
+        assert (actor.spec is None) == (actor.state is ActorState.EXPECTED), f"39: actor {ident} is expected, or was created"
+        if actor.spec is not None:
+            number = actor.spec.client.number
+            lives[number] = lives.get(number, 0) + 1
+        if worker is None:
+            assert not actor.calls, f"40: calls were sent to actor {ident}, which is nowhere"
+        else:
+            assert cluster._workers.get(worker.id) is worker, f"39: actor {ident} is on a worker that is gone"
+            assert worker.actors.get(ident) is actor.batch, f"39: actor {ident} is not among those of its worker"
+            sent = [task_id for task_id, call in worker.calls.items() if call.actor is actor]
+            assert sent == list(actor.calls), f"40: the calls of actor {ident} are not those of its worker"
+            takes = worker.away_until is None and actor.state is not ActorState.ENDING
+            assert not (takes and actor.parked), f"41: calls of actor {ident} wait, and nothing speaks against sending them"
+        for number, line in actor.lines.items():
+            assert line, f"42: actor {ident} has an empty line of client {number}"
+            assert next(iter(line.values())) is None, f"42: the first in a line at actor {ident} is ready"
+        assert (actor in cluster._lined) == bool(actor.lines), f"42: actor {ident} is wrongly (not) among those with lines"
+    for number, client in cluster._clients.items():
+        assert client.actors == lives.get(number, 0), (
+            f"43: client {number} counts {client.actors} actors, not {lives.get(number, 0)}"
+        )
+    for worker in cluster._workers.values():
+        for task_id, call in worker.calls.items():
+            assert call.actor.worker is worker, f"40: call {task_id} is where its actor is not"
+            assert cluster._tasks.get(task_id) is call.actor, f"40: call {task_id} is not where the table of tasks says"
+    for name, actor in cluster._names.items():
+        assert cluster._actors.get(actor.id) is actor, f"44: the name {name!r} belongs to an actor that is gone"
