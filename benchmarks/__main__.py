@@ -91,7 +91,7 @@ def _interrupt(*_: object) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure gpumesh beside ProcessPoolExecutor and, when installed, Ray and Dask. "
+        description="Measure gpumesh beside ProcessPoolExecutor and, when installed, Ray, Dask, xoscar and Pyro5. "
         "`python -m benchmarks profile WORKLOAD` says where gpumesh's time goes.",
     )
     parser.add_argument("workloads", nargs="*", metavar="workload", type=_one_of(WORKLOADS), help=", ".join(WORKLOADS))

@@ -138,5 +138,5 @@ class Performer:
 
     def numbers(self, count: int) -> Iterator[int]:
         """So many of them, one by one, as fast as they are taken."""
-        for number in range(count):  # Not `yield from`, which Ray cannot drive.
+        for number in range(count):  # noqa: UP028 - Ray cannot drive `yield from` a range.
             yield number

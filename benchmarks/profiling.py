@@ -1,4 +1,4 @@
-"""Where gpumesh's time goes in one workload: processor time per task of each process, then what py-spy saw each of them do."""
+"""Where gpumesh's time goes in one workload: processor time per task (call, item) of each process, then what py-spy saw each of them do."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from benchmarks import processes
-from benchmarks.functions import echo, nap, noop
-from benchmarks.systems import System, create
+from benchmarks.actors import CHILD_SECONDS, CHILDREN
+from benchmarks.functions import echo, nap, noop, parent
+from benchmarks.systems import System, create, module_of
 from benchmarks.table import aligned, number
 from benchmarks.workloads import NAP_SECONDS, PAD_BYTES, warm_up
 
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     system.open()
     try:
         warm_up(system)
-        kernel = kernels(system, through=options.through)[options.workload]
+        kernel = (actor_kernels if options.workload.startswith("actor") else kernels)(system, options.through)[options.workload]
         kernel()
         labels = label_processes(os.getpid(), processes.descendants(os.getpid()))
         print(cpu_table(measure(kernel, list(labels), options.seconds), labels), flush=True)
@@ -66,10 +67,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-KERNEL_NAMES = ("noop_latency", "noop_throughput", "small_args", "first_result", "many_pending", "idle_memory")
+KERNEL_NAMES = (
+    *("noop_latency", "noop_throughput", "small_args", "first_result", "many_pending", "idle_memory"),
+    *("actor_latency", "actor_throughput", "actor_stream", "nested"),
+)
 
 
-def kernels(system: System, *, through: str) -> Dict[str, Kernel]:
+def kernels(system: System, through: str) -> Dict[str, Kernel]:
     """A repeatable piece of each workload."""
     call = system.caller(noop)
     items = list(range(20_000))
@@ -96,6 +100,17 @@ def kernels(system: System, *, through: str) -> Dict[str, Kernel]:
         "first_result": lambda: many(nap, [NAP_SECONDS] * 50, "stream"),
         "many_pending": lambda: many(noop, range(100_000), "futures"),
         "idle_memory": idle,
+        "nested": lambda: many(parent, [(module_of("gpumesh"), CHILDREN, CHILD_SECONDS)] * 50, "futures"),
+    }
+
+
+def actor_kernels(system: Any, through: str) -> Dict[str, Kernel]:
+    """The same with an actor; there is one way only."""
+    (actor,) = system.create_actors(1)
+    return {
+        "actor_latency": lambda: len(system.timed_calls(actor, "noop", range(1000), seconds=60.0).seconds),
+        "actor_throughput": lambda: len(system.call_all(actor, "noop", range(10_000))),
+        "actor_stream": lambda: sum(1 for _ in system.stream_of_actor(actor, 10_000)),
     }
 
 

@@ -51,7 +51,7 @@ class Size(NamedTuple):
 class Workload(NamedTuple):
     """One workload, and what running it once takes."""
 
-    run: Optional[Callable[[System, int], Metrics]]  # None: measured from outside.
+    run: Optional[Callable[[Any, int], Metrics]]  # With a system that has what it needs. None: measured from outside.
     size: Size
     timeout_seconds: float  # For one run of one system, its start and end included.
     most_repeats: Dict[str, int] = {}  # For systems that take minutes.

@@ -81,6 +81,37 @@ def test_a_workload_runs_only_on_the_systems_that_have_such_a_thing(monkeypatch:
     assert asked == [("put_small", "ray"), ("put_small", "dask")]
 
 
+def test_a_system_without_tasks_runs_only_workloads_of_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: List[Tuple[str, str]] = []
+
+    def note(workload: str, system: str, repeat: int, *, quick: bool) -> Run:
+        asked.append((workload, system))
+        return Run(workload, system, repeat, {}, "", 0.0, 0.0, [])
+
+    monkeypatch.setattr(running, "run_once", note)
+    run_all(list(WORKLOADS), ["xoscar", "pyro5"], repeats=1, quick=True, on_run=lambda run: None)
+
+    assert asked == [
+        ("actor_latency", "xoscar"),
+        ("actor_latency", "pyro5"),
+        ("actor_throughput", "xoscar"),
+        ("actor_throughput", "pyro5"),
+        ("actor_create", "xoscar"),
+        ("actor_array", "xoscar"),
+    ]
+
+
+@pytest.mark.parametrize("system", ["xoscar", "pyro5"])
+def test_a_peer_that_has_only_actors_is_measured_where_it_is_installed(system: str) -> None:
+    if not is_installed(system):
+        pytest.skip(f"{PROFILES[system].title} is not installed")
+
+    run = run_once("actor_latency", system, 0, quick=True)
+
+    assert (run.error, run.left_behind) == ("", [])
+    assert run.metrics["calls"] == 300
+
+
 def test_a_run_that_does_not_end_is_killed_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(WORKLOADS, "first_result", WORKLOADS["first_result"]._replace(timeout_seconds=0.2))
 
