@@ -30,7 +30,7 @@ from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import OutOfBand
 from gpumesh.protocol.messages import RunnerReady, TasksFinished
 from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, KEPT, REVOKED, SENT, SINCE, STARTED, Page
-from gpumesh.runtime.runner_base import KnownSpec, TaskProcess, become, take_streams
+from gpumesh.runtime.runner_base import KnownSpec, TaskProcess, await_now, become, take_streams
 from gpumesh.serialization import refs, values
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Runner(TaskProcess):
                     arguments, keywords = device.place(arguments, keywords)
                 value = call(*arguments, **keywords)
                 if type(value).__name__ == "coroutine":
-                    value = _await(value)
+                    value = await_now(value)
                 result: Any
                 if device is not None:
                     result = self._dump_from(device, spec, value)
@@ -213,12 +213,6 @@ def _trace() -> str:
     import traceback
 
     return traceback.format_exc()
-
-
-def _await(value: Any) -> Any:
-    import asyncio
-
-    return asyncio.run(value)
 
 
 def main(request: Dict[str, Any], fds: List[int]) -> None:

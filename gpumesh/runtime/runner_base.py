@@ -72,7 +72,10 @@ class KnownFunction:
 class KnownSpec:
     """A spec as this process knows it."""
 
-    __slots__ = ("function", "name", "at_most_once", "code", "need", "place", "device", "script", "is_packed")
+    __slots__ = (
+        "function", "name", "at_most_once", "code", "need", "place", "device", "script", "is_packed", "timeout", "plan", "method",
+        "is_stream", "depth",
+    )  # fmt: skip
 
     def __init__(self, function: KnownFunction, told: TaskSpec, device: Optional[TaskDevice]) -> None:
         self.code = told.code  # Digest of the modules that came with it; b"": none.
@@ -84,6 +87,11 @@ class KnownSpec:
         self.device = device  # None: it runs on the CPU, where everything arrives.
         self.script = told.script  # "": a function.
         self.is_packed = bool(told.packages)
+        self.timeout = told.timeout
+        self.plan = told.plan  # None: it creates no actor.
+        self.method = told.method  # Of a call of an actor.
+        self.is_stream = told.is_stream
+        self.depth = told.depth
 
 
 class TaskProcess:
@@ -242,6 +250,13 @@ def take_streams(process: TaskProcess) -> None:
     sys.stderr = sys.__stderr__ = _text(2, process)  # type: ignore[misc]
     faulthandler.enable(file=2)
     gc.enable()
+
+
+def await_now(value: Any) -> Any:
+    """What a coroutine returns, on a loop of its own."""
+    import asyncio
+
+    return asyncio.run(value)
 
 
 def _text(fd: int, process: TaskProcess) -> io.TextIOWrapper:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gpumesh.store.segments import Mapping, SegmentWriter
 
 _OWNER_BITS = 31
+SWEPT_MAPPINGS = 16  # Looked at after each task: an actor may keep thousands for its life.
 SEGMENT_TRIES = 3  # To write a value, when coordinators are lost meanwhile.
 
 
@@ -52,6 +53,9 @@ class _Input:
         self.nbytes = nbytes
         self.pins = 1
         self.mapping: Optional[Mapping] = None
+
+
+Inputs = Dict[int, _Input]
 
 
 class RunnerObjects:
@@ -100,8 +104,15 @@ class RunnerObjects:
         elif answer.path:
             self._unpins.append((answer.oid, 1))
 
-    def take(self, payload: Any) -> None:
-        """A task is next: its inputs are its own from now on. `end_task` ends that."""
+    def take(self, payload: Any, inputs: Optional[Inputs] = None) -> None:
+        """A task is next: its inputs are its own from now on. `end_task` ends that.
+
+        Args:
+            payload: Its arguments.
+            inputs: Where several run at the same time: an empty dict for those of this one, which goes to `load_call` and `end_task`
+                with it. Called by the thread that receives.
+        """
+        current = self._current if inputs is None else inputs
         for oid in stored_in(payload):
             given = self._given.get(oid)
             if not given:
@@ -109,12 +120,12 @@ class RunnerObjects:
             found = given.popleft()
             if not given:
                 del self._given[oid]
-            before = self._current.setdefault(oid, found)
+            before = current.setdefault(oid, found)
             if before is not found:
                 before.pins += found.pins
 
-    def load_call(self, payload: Any) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
-        """The arguments of the task whose payload was taken.
+    def load_call(self, payload: Any, inputs: Optional[Inputs] = None) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        """The arguments of the task whose payload was taken; `inputs` as there.
 
         An object that stands in several places is the same value in all of them, as it would be without a mesh.
 
@@ -122,16 +133,16 @@ class RunnerObjects:
             SerializationError: Something cannot be rebuilt here.
         """
         if not isinstance(payload, tuple):
-            arguments: Tuple[Tuple[Any, ...], Dict[str, Any]] = self._load(payload, "the arguments")
+            arguments: Tuple[Tuple[Any, ...], Dict[str, Any]] = self._load(payload, "the arguments", inputs)
             return arguments
-        args, kwargs = self._load(payload[0], "the arguments")
+        args, kwargs = self._load(payload[0], "the arguments", inputs)
         if not payload[1]:
             return args, kwargs
         loaded: Dict[int, Any] = {}
         positional = list(args)
         for place, part in payload[1]:
             oid = part.oid if type(part) is Stored else 0
-            value = loaded[oid] if oid in loaded else self._load(part, f"argument {place!r}")
+            value = loaded[oid] if oid in loaded else self._load(part, f"argument {place!r}", inputs)
             if oid:
                 loaded[oid] = value
             if isinstance(place, int):
@@ -140,12 +151,12 @@ class RunnerObjects:
                 kwargs[place] = value
         return tuple(positional), kwargs
 
-    def _load(self, payload: Any, what: str) -> Any:
+    def _load(self, payload: Any, what: str, inputs: Optional[Inputs] = None) -> Any:
         while isinstance(payload, tuple):
             payload = payload[0]  # A result that refers to others; its refs count as they are unpickled.
         if type(payload) is not Stored:
             return values.loads(payload, what=what)
-        given = self._current.get(payload.oid)
+        given = (self._current if inputs is None else inputs).get(payload.oid)
         if given is None:
             raise ObjectLostError(f"{refs.show_object(payload.oid)} was not handed to this process")
         return self._map(given, what)
@@ -157,15 +168,16 @@ class RunnerObjects:
             given.mapping = Mapping(given.path, given.nbytes)
         return values.loads(OutOfBand(given.mapping.parts), what=what)
 
-    def end_task(self) -> None:
-        """The task is over and its arguments are dropped: let go of what nobody uses any more.
+    def end_task(self, inputs: Optional[Inputs] = None) -> None:
+        """The task is over and its arguments are dropped: let go of what nobody uses any more; `inputs` as in `take`.
 
         References that live on here are told now: before its end is, which may be told at any moment from now on.
         """
-        if self._current:
-            for given in self._current.values():
+        current = self._current if inputs is None else inputs
+        if current:
+            for given in current.values():
                 self._let_go(given)
-            self._current.clear()
+            current.clear()
         self._channel.end_task()
         self.sweep()
         held = self.table.take_holds() if self.table else []
@@ -173,15 +185,18 @@ class RunnerObjects:
             self._channel.send(HoldRefs(held))
 
     def _let_go(self, given: _Input) -> None:
-        if given.mapping is None or given.mapping.is_private:
+        if given.mapping is None or given.mapping.is_private or given.mapping.try_close():
             self._unpins.append((given.oid, given.pins))
         else:
             self._mapped.append(given)
 
     def sweep(self) -> None:
-        """Close the mappings that nobody uses any more."""
-        for _ in range(len(self._mapped)):
-            given = self._mapped.popleft()
+        """Close the mappings that nobody uses any more: of many, some at each call."""
+        for _ in range(min(len(self._mapped), SWEPT_MAPPINGS)):
+            try:
+                given = self._mapped.popleft()
+            except IndexError:
+                return  # Another thread has it.
             assert given.mapping is not None
             if given.mapping.try_close():
                 self._unpins.append((given.oid, given.pins))
