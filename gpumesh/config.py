@@ -207,6 +207,11 @@ MAX_NESTING_DEPTH = 32  # Tasks inside tasks: each level that waits keeps a proc
 MAX_WAITING_PER_SLOT = (
     32  # Tasks of one worker that have given their slot away, for each slot: a process of 10 MB or more each.
 )
+SPARE_RUNNER_SECONDS = (
+    10.0  # A process beyond the slots that nobody has used for so long ends: the next task that waits may come soon.
+)
+SPARE_RUNNERS_PER_SLOT = 1  # Of these, kept for each slot, ...
+SPARE_RUNNERS_LEAST = 2  # ... and on any worker: for tasks in tasks in tasks.
 DEPTH_PRIORITY = 1 << 40  # One level of nesting against `priority`: whoever waits for a task inside keeps a process.
 MAX_ACTORS_PER_WORKER = 1000  # Processes of actors beside what GPUs have room for: against loops that create them without end.
 MAILBOX_CALLS = 10_000  # That one client may have pending at one actor, if `mailbox` does not say: each keeps its arguments.

@@ -18,7 +18,8 @@ Promises, beside those of `local` for each lease:
 2. A process that is busy, or that tasks wait for, is never ended for another lease's sake.
 3. A task is not fed while a process that is being ended for it is still there.
 4. What a process may hold beyond what its task is given is less than `EXCESS_BYTES`.
-5. A process that has been idle for `LEASE_IDLE_SECONDS`, or whose cards the owner wants back, is ended; the next task starts another.
+5. A task that waits for others keeps its process; what waits behind it goes back to the coordinator, and its time does not count.
+6. A process that has been idle for `LEASE_IDLE_SECONDS`, or whose cards the owner wants back, is ended; the next task starts another.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class LeasePool(LocalPool):
     def on_arrived(self, spec: int, tasks: Iterable[Tuple[int, int, Any]], now: float) -> List[Any]:
         """Attempts arrived, to be run in this order."""
         actions = super().on_arrived(spec, tasks, now)
+        self._turn_away(actions)
         if self._queue and not self.has_process:
             actions.append(self._new_runner(self._specs[self._queue[0].spec].kind, now))
         return actions
@@ -105,6 +107,20 @@ class LeasePool(LocalPool):
 
     def _wants_runner(self) -> bool:
         return bool(self._queue)
+
+    def _fill_up(self, kind: Kind, actions: List[Any], now: float) -> None:
+        """Its task waits, and keeps its process and what that has on the cards; deeper tasks come under leases of their own."""
+        self._turn_away(actions)
+
+    def _put_back(self, back: List[Task], actions: List[Any]) -> None:
+        super()._put_back(back, actions)
+        self._turn_away(actions)
+
+    def _turn_away(self, actions: List[Any]) -> None:
+        """Nothing can run here before the task that waits has ended, and it may wait for just that."""
+        if self._queue and any(runner.state is RunnerState.WAITING for runner in self._runners.values()):
+            actions.append(Report([(task.task_id, task.attempt, _NOT_RUN, {}, 0.0) for task in self._queue]))
+            self._queue.clear()
 
     def _new_runner(self, kind: Kind, now: float, deaths: int = 0) -> StartRunner:
         return super()._new_runner(kind, now, deaths)._replace(cards=self.cards)
@@ -199,9 +215,9 @@ class Leases:
         """What the worker knows of its devices."""
         self._memory = {facts.key: max(0, facts.memory - facts.others) for facts in devices if facts.kind != "cpu"}
 
-    def on_spec(self, number: int, *, timeout: float, kind: Kind, need: Requirement) -> None:
+    def on_spec(self, number: int, *, timeout: float, kind: Kind, need: Requirement, depth: int = 0) -> None:
         """A spec's number is defined."""
-        self._specs[number] = SpecFacts(timeout, 1, kind)
+        self._specs[number] = SpecFacts(timeout, 1, kind, depth)
         self._needs[number] = need
 
     def on_arrived(
@@ -248,6 +264,17 @@ class Leases:
         actions = lease.pool.on_progress(runner, started, finished, sent, since, now)
         self._settle(lease, actions, now)
         return actions
+
+    def on_waits(self, runner: int, task_id: int, now: float, *, waits: bool) -> List[Any]:
+        """The task that runs in this process waits for others, or, after that, wants to go on."""
+        lease = self._by_runner[runner]
+        actions = lease.pool.on_waits(runner, task_id, now, waits=waits)
+        self._settle(lease, actions, now)
+        return actions
+
+    def waiting(self) -> List[Task]:
+        """Attempts that wait for other tasks."""
+        return [task for lease in self._leases.values() for task in lease.pool.waiting()]
 
     def on_runner_down(self, runner: int, started: int, finished: int, details: Dict[str, Any], now: float) -> List[Any]:
         """A process is gone, and what it held of its cards is free."""
