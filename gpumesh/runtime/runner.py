@@ -17,6 +17,7 @@ Promises:
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -120,7 +121,9 @@ class Runner(TaskProcess):
                 if device is not None and spec.place:
                     arguments, keywords = device.place(arguments, keywords)
                 value = call(*arguments, **keywords)
-                if type(value).__name__ == "coroutine":
+                if spec.is_stream:
+                    value = self._stream(spec, task_id, attempt, value)
+                elif type(value).__name__ == "coroutine":
                     value = await_now(value)
                 result: Any
                 if device is not None:
@@ -156,6 +159,12 @@ class Runner(TaskProcess):
             self._flush()
             if objects.is_used or refs.are_used:
                 objects.settle()
+
+    def _stream(self, spec: KnownSpec, task_id: int, attempt: int, generator: Any) -> Any:
+        """Send the values of a generator; what it returns."""
+        if self._results:
+            self._flush()
+        return self.streams.run(task_id, attempt, generator, functools.partial(self._dump_item, spec))
 
     def _run_script(self, spec: KnownSpec, task_id: int, attempt: int, payload: Any) -> None:
         """Nothing in here is user code, and an interrupt is read from the page."""

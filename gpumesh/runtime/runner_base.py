@@ -17,16 +17,17 @@ from gpumesh.errors import MeshError
 from gpumesh.model.outcomes import Status
 from gpumesh.model.resources import show_requirement
 from gpumesh.model.tasks import TaskSpec, spec_from_wire
-from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunTasks
+from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunTasks, StreamCredit
 from gpumesh.runtime import system
 from gpumesh.runtime.page import Page
 from gpumesh.runtime.runner_cards import DEVICE
 from gpumesh.runtime.runner_channel import RunnerChannel
 from gpumesh.runtime.runner_objects import RunnerObjects
-from gpumesh.serialization import exceptions, functions, tensors
+from gpumesh.serialization import exceptions, functions, refs, tensors, values
 
 if TYPE_CHECKING:
     from gpumesh.runtime.runner_devices import TaskDevice
+    from gpumesh.runtime.runner_streams import RunnerStreams
 
 _RAISED, _RETRYABLE, _OUT_OF_MEMORY = (int(status) for status in (Status.RAISED, Status.RETRYABLE, Status.OUT_OF_MEMORY))
 
@@ -87,6 +88,7 @@ class KnownSpec:
         self.device = device  # None: it runs on the CPU, where everything arrives.
         self.script = told.script  # "": a function.
         self.is_packed = bool(told.packages)
+        self.is_stream = told.is_stream  # A generator, whose values go out one by one.
         self.timeout = told.timeout
         self.plan = told.plan  # None: it creates no actor.
         self.method = told.method  # Of a call of an actor.
@@ -114,6 +116,7 @@ class TaskProcess:
         self._active_code = b""
         self._specs: Dict[int, KnownSpec] = {}
         self._device: Optional[TaskDevice] = None  # Once there is a task for one.
+        self._streams: Optional[RunnerStreams] = None  # Once there is a generator.
         self.has_written = False  # Since the results that were sent last.
 
     def _on_tasks(self, spec: KnownSpec, tasks: Any) -> None:
@@ -188,6 +191,27 @@ class TaskProcess:
             self._device = TaskDevice(os.environ.get(DEVICE, ""))
         return self._device
 
+    @property
+    def streams(self) -> RunnerStreams:
+        """What sends the values of generators."""
+        if self._streams is None:
+            from gpumesh.runtime.runner_streams import RunnerStreams
+
+            self._streams = RunnerStreams(self._channel)
+        return self._streams
+
+    def _dump_item(self, spec: KnownSpec, value: Any) -> Any:
+        """What a generator yields, as results travel."""
+        objects = self._objects
+        payload: Any
+        if spec.device is not None:
+            payload = self._dump_from(spec.device, spec, value)
+        elif refs.are_used:
+            payload = objects.dump_result(value)
+        else:
+            payload = values.dumps(value, what="a value of the generator", snapshot=False)
+        return objects.keep(payload)
+
     # --- the channel
 
     def _on_message(self, kind: Any, message: Any) -> None:
@@ -209,6 +233,9 @@ class TaskProcess:
 
                 self._code = ShippedCode(CodeFolder())
             self._code.define(message.digest, message.archive, tuple(message.needs))
+        elif kind is StreamCredit:
+            if self._streams is not None:
+                self._streams.on_credit(message)
         elif not self._objects.on_message(kind, message):
             raise RuntimeError(f"the agent sent {message!r}")
 

@@ -125,6 +125,37 @@ class RunnerChannel:
             raise
         return answers.pop(number)
 
+    def wait_until(self, is_enough: Callable[[], Any], deadline: Optional[float] = None) -> bool:
+        """Wait, on any thread, for something that what is received brings about; False when it has not come by then."""
+        is_main = threading.get_ident() == self._main
+        if is_main:
+            self.is_busy = True
+        else:
+            self._has_threads = True
+        try:
+            with self._turn:
+                if not self._receive_until(is_enough, deadline, is_main=is_main):
+                    os._exit(0)  # The agent is gone.
+        finally:
+            if is_main:
+                self._leave()
+        return bool(is_enough())
+
+    def fileno(self) -> int:
+        """For an event loop that calls `receive_now` when something has come."""
+        return self._socket.fileno()
+
+    def receive_now(self) -> None:
+        """Take in what has come, on the main thread, unless another thread is about to."""
+        self.is_busy = True
+        try:
+            with self._turn:
+                if not self._is_reading and self._poll(0.0) and not self._take_in():
+                    os._exit(0)  # The agent is gone.
+                self._turn.notify_all()
+        finally:
+            self._leave()
+
     def forget(self, numbers: List[int]) -> None:
         """Nobody waits for these answers any more."""
         for number in numbers:

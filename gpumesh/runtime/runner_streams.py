@@ -1,0 +1,309 @@
+"""Values of generators on their way out of a process that runs user code.
+
+    generator ── value ──> dump ──> batch ── StreamItems ──> agent
+        ^── waits while as many values are under way as StreamCredit allows ──┘
+
+Promises:
+
+1. Values leave in their order, and all of them before `run` returns or raises; the last word is an empty batch.
+2. A value leaves at once, unless another has left less than `GENERATOR_GATHER_SECONDS` before: then it waits for company, at most
+   about so long.
+3. No more than `GENERATOR_WINDOW_ITEMS` values are under way, and of large ones no more than `GENERATOR_WINDOW_BYTES` or two;
+   whoever waits for his consumer hears interrupts, and does not hold up a loop.
+4. The generator is closed when its stream ends, however it does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from time import monotonic
+from typing import Any, Callable, Deque, Dict, List, Optional
+
+from gpumesh.config import GENERATOR_GATHER_SECONDS, GENERATOR_WINDOW_BYTES, GENERATOR_WINDOW_ITEMS
+from gpumesh.model.payloads import Stored, payload_bytes
+from gpumesh.protocol.messages import StreamCredit, StreamItems
+from gpumesh.runtime.runner_channel import RunnerChannel
+
+BATCH_ITEMS = GENERATOR_WINDOW_ITEMS // 4
+BATCH_BYTES = GENERATOR_WINDOW_BYTES // 4
+LEAST_UNDER_WAY = 2  # Of values of any size: one is made while the other is taken.
+PARKED_SECONDS = 0.05  # Without anything to send, until the thread that sends what is late sleeps.
+
+Dump = Callable[[Any], Any]
+"""A value as a payload, in the store if it is large. What it returns does not change when the value does."""
+
+
+def item_bytes(payload: Any) -> int:
+    """What a value counts against the window."""
+    value = payload[0] if isinstance(payload, tuple) else payload
+    return value.nbytes if type(value) is Stored else payload_bytes(payload)
+
+
+class _Stream:
+    """One generator's values, as far as they have not been taken."""
+
+    __slots__ = ("task_id", "attempt", "lock", "batch", "batch_bytes", "count", "limit", "sizes", "under_way", "sent_at", "on_credit")
+
+    def __init__(self, task_id: int, attempt: int) -> None:
+        self.task_id = task_id
+        self.attempt = attempt
+        self.lock = threading.Lock()  # For the batch and the order of what is sent.
+        self.batch: List[Any] = []
+        self.batch_bytes = 0
+        self.count = 0  # Values so far, the batch included.
+        self.limit = GENERATOR_WINDOW_ITEMS
+        self.sizes: Deque[int] = deque()  # Of those under way.
+        self.under_way = 0  # Bytes.
+        self.sent_at = 0.0
+        self.on_credit: Optional[Callable[[], None]] = None
+
+    def may_go_on(self) -> bool:
+        """Whether another value may follow."""
+        return self.count < self.limit and (self.under_way < GENERATOR_WINDOW_BYTES or len(self.sizes) < LEAST_UNDER_WAY)
+
+    def credit(self, limit: int) -> None:
+        """So many may have been sent."""
+        if limit > self.limit:
+            with self.lock:
+                self.limit = limit
+                while self.sizes and self.count - len(self.sizes) < limit - GENERATOR_WINDOW_ITEMS:
+                    self.under_way -= self.sizes.popleft()
+        tell = self.on_credit
+        if tell is not None:
+            tell()
+
+
+class RunnerStreams:
+    """All streams of one process. `on_credit` may come on any thread.
+
+    Args:
+        channel: To the agent.
+    """
+
+    def __init__(self, channel: RunnerChannel) -> None:
+        self._channel = channel
+        self._streams: Dict[int, _Stream] = {}
+        self._late: Optional[_LateValues] = None
+        # Called around waiting for a consumer: somebody else may use the slot meanwhile.
+        self.begin_wait: Optional[Callable[[], None]] = None
+        self.end_wait: Optional[Callable[[], None]] = None
+
+    def on_credit(self, message: StreamCredit) -> None:
+        """More may be sent."""
+        stream = self._streams.get(message.task_id)
+        if stream is not None:
+            stream.credit(message.limit)
+
+    # --- on a thread of its own
+
+    def run(self, task_id: int, attempt: int, source: Any, dump: Dump) -> Any:
+        """Send all values of a generator, and return what it returns. Blocks; an asynchronous one gets an event loop of its own.
+
+        Raises:
+            TypeError: It is nothing that can be iterated.
+            BaseException: What the generator raises.
+        """
+        if hasattr(source, "__anext__"):
+            import asyncio
+
+            is_main = threading.current_thread() is threading.main_thread()
+            return asyncio.run(self.run_async(task_id, attempt, source, dump, reads=is_main))
+        iterator = _iterator(source)
+        stream = self._open(task_id, attempt)
+        try:
+            try:
+                while True:
+                    try:
+                        value = next(iterator)
+                    except StopIteration as end:
+                        return end.value
+                    self._add(stream, dump(value))
+                    value = None  # It may be large, and the next is being made.
+                    if not stream.may_go_on():
+                        self._wait(stream)
+            finally:
+                _close(iterator)
+        finally:
+            self._end(stream)
+
+    def _wait(self, stream: _Stream) -> None:
+        channel = self._channel
+        if self.begin_wait is None or self.end_wait is None:
+            channel.wait_until(stream.may_go_on)
+            return
+        if channel.wait_until(stream.may_go_on, monotonic() + GENERATOR_GATHER_SECONDS):
+            return
+        self.begin_wait()
+        try:
+            channel.wait_until(stream.may_go_on)
+        finally:
+            self.end_wait()
+
+    # --- on an event loop
+
+    async def run_async(self, task_id: int, attempt: int, source: Any, dump: Dump, *, reads: bool = False) -> Any:
+        """The same on the running loop; None is returned for an asynchronous generator.
+
+        Args:
+            reads: Nobody else receives what the agent sends; only on the main thread.
+        """
+        stream = self._open(task_id, attempt)
+        try:
+            if not hasattr(source, "__anext__"):
+                iterator = _iterator(source)
+                try:
+                    while True:
+                        try:
+                            value = next(iterator)
+                        except StopIteration as end:
+                            return end.value
+                        self._add(stream, dump(value))
+                        value = None
+                        if not stream.may_go_on():
+                            await self._wait_async(stream, reads)
+                finally:
+                    _close(iterator)
+            try:
+                async for value in source:
+                    self._add(stream, dump(value))
+                    value = None
+                    if not stream.may_go_on():
+                        await self._wait_async(stream, reads)
+            finally:
+                close = getattr(source, "aclose", None)
+                if close is not None:
+                    await close()
+            return None
+        finally:
+            self._end(stream)
+
+    async def _wait_async(self, stream: _Stream, reads: bool) -> None:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        arrival = loop.create_future()
+
+        def look() -> None:
+            if not arrival.done() and stream.may_go_on():
+                arrival.set_result(None)
+
+        stream.on_credit = lambda: loop.call_soon_threadsafe(look)
+        if reads:
+            loop.add_reader(self._channel.fileno(), self._channel.receive_now)
+        try:
+            look()
+            if not arrival.done() and self.begin_wait is not None and self.end_wait is not None:
+                self.begin_wait()
+                try:
+                    await arrival
+                finally:
+                    self.end_wait()
+            else:
+                await arrival
+        finally:
+            stream.on_credit = None
+            if reads:
+                loop.remove_reader(self._channel.fileno())
+
+    # --- sending
+
+    def _open(self, task_id: int, attempt: int) -> _Stream:
+        stream = self._streams[task_id] = _Stream(task_id, attempt)
+        return stream
+
+    def _add(self, stream: _Stream, payload: Any) -> None:
+        size = item_bytes(payload)
+        with stream.lock:
+            stream.batch.append(payload)
+            stream.batch_bytes += payload_bytes(payload)
+            stream.count += 1
+            stream.sizes.append(size)
+            stream.under_way += size
+            if (
+                type(payload) is not bytes  # What it refers to is let go of after it was told.
+                or len(stream.batch) >= BATCH_ITEMS
+                or stream.batch_bytes >= BATCH_BYTES
+                or not stream.may_go_on()
+                or monotonic() - stream.sent_at >= GENERATOR_GATHER_SECONDS
+            ):
+                self._send(stream)
+                return
+        if self._late is None:
+            self._late = _LateValues(self._streams, self._send)
+        self._late.wake()
+
+    def _send(self, stream: _Stream) -> None:
+        """Send what waits for company. Under its lock."""
+        batch, stream.batch, stream.batch_bytes = stream.batch, [], 0
+        self._channel.send(StreamItems(stream.task_id, stream.attempt, stream.count - len(batch), batch))
+        stream.sent_at = monotonic()
+
+    def _end(self, stream: _Stream) -> None:
+        if self._streams.get(stream.task_id) is stream:
+            del self._streams[stream.task_id]
+        with stream.lock:
+            if stream.batch:
+                self._send(stream)
+            self._send(stream)
+
+
+class _LateValues:
+    """A thread that sends what has waited for company in vain: the generator may take its time for the next."""
+
+    def __init__(self, streams: Dict[int, _Stream], send: Callable[[_Stream], None]) -> None:
+        self._streams = streams
+        self._send = send
+        self._is_parked = False
+        self._event = threading.Event()
+        threading.Thread(target=self._run, name="gpumesh-streams", daemon=True).start()
+
+    def wake(self) -> None:
+        """Something waits for company."""
+        if self._is_parked:
+            self._event.set()
+
+    def _run(self) -> None:
+        idle_since = monotonic()
+        while True:
+            time.sleep(GENERATOR_GATHER_SECONDS)
+            now = monotonic()
+            if self._send_late(now):
+                idle_since = now
+            elif now - idle_since > PARKED_SECONDS:
+                self._is_parked = True  # First: what comes from now on sets the event.
+                if not any(stream.batch for stream in list(self._streams.values())):
+                    self._event.wait()
+                self._event.clear()
+                self._is_parked = False
+                idle_since = monotonic()
+
+    def _send_late(self, now: float) -> bool:
+        """Whether anything waited."""
+        has_some = False
+        for stream in list(self._streams.values()):
+            if stream.batch:
+                has_some = True
+                if now - stream.sent_at >= GENERATOR_GATHER_SECONDS and stream.lock.acquire(blocking=False):
+                    try:
+                        if stream.batch:
+                            self._send(stream)
+                    finally:
+                        stream.lock.release()
+        return has_some
+
+
+def _iterator(source: Any) -> Any:
+    try:
+        return iter(source)
+    except TypeError:
+        raise TypeError(
+            f"its values were to be streamed, and it returned {type(source).__name__!r} instead of a generator"
+        ) from None
+
+
+def _close(iterator: Any) -> None:
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()
