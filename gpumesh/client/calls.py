@@ -49,6 +49,7 @@ class Calls:
         self._channel = channel
         self._keep = keep  # What is needed to store arguments again, at a coordinator that comes back.
         self._ended: Deque[Tuple[int, int, Any]] = deque()  # Tasks that ended here, whose sinks are to be told.
+        self._turns: Deque[int] = deque()  # Calls of actors whose turn it is.
 
     # --- on the way
 
@@ -122,7 +123,7 @@ class Calls:
             if not self._channel.queue_again(task_id, call, error, link):
                 return
             self.watch_if_held(task_id, call)
-        self.tell_ended()
+        self._tell_sinks()
 
     def on_trouble(self, task_id: int, call: Call, status: int, details: Dict[str, Any]) -> None:
         """The coordinator did not run a task because of an input: it does not know that, or that has failed. Under the receive lock."""
@@ -130,6 +131,7 @@ class Calls:
             self._channel.end_task(task_id, CANCELLED, {"reason": ""})
             return
         self.held[task_id] = None
+        self._channel.stand_in_line(task_id)
         if status == INPUT_MISSING:
             self.resent[task_id] = None
             if call.is_ready and call.failure() is None and all(other.task_id in self.resent for other in call.missing()):
@@ -149,6 +151,7 @@ class Calls:
     def forget(self) -> List[int]:
         """The coordinator is another one: nothing is held, nothing was sent; the tasks that were held."""
         held, self.held, self.resent = list(self.held), {}, {}
+        self._turns.clear()
         return held
 
     # --- tasks that ended here
@@ -157,8 +160,26 @@ class Calls:
         """A task has ended here: its sink is told by whoever comes to `tell_ended` first, the I/O thread at the latest."""
         self._ended.append((task_id, status, payload))
 
+    def its_turn(self, task_id: int) -> None:
+        """The calls before this one have left: it goes on as soon as somebody comes to `tell_ended`."""
+        self._turns.append(task_id)
+
     def tell_ended(self) -> None:
-        """Tell the sinks of tasks that ended here. On any thread, with no lock."""
+        """Tell the sinks of tasks that ended here, and go on with calls whose turn it is. On any thread, with no lock."""
+        self._tell_sinks()
+        while self._turns:
+            try:
+                task_id = self._turns.popleft()
+            except IndexError:
+                return  # Another thread was faster.
+            call = self._channel.call_of(task_id)
+            if call is None or call.is_ready:
+                self._prepare([task_id], self._channel.link)
+                self._channel.flush()
+            else:
+                self.prepare_aside([task_id], self._channel.link)
+
+    def _tell_sinks(self) -> None:
         while self._ended:
             try:
                 ended = self._ended.popleft()

@@ -10,6 +10,7 @@ Promises:
 4. Locks are taken in this order: `_role`, `_lock`, `link.lock`. Sinks are called with the receive lock alone, or, of tasks
    that never left this side, with none.
 5. A task that has another's result among its arguments is sent after that one; see `client.calls` for what else there is to those.
+6. Calls of one actor are sent in the order in which they were submitted, also after a reconnect; see `client.lines`.
 
     NEW ── connect ──> OPEN ── connection lost ──> LOST ── reconnected ──> OPEN
                          │                           └── too late ──> ENDED
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Iterator, List, Op
 
 from gpumesh.client.calls import INPUT_FAILED, INPUT_MISSING, Calls
 from gpumesh.client.lanes import BATCH_BYTES, BATCH_TASKS, Batch, Lane, Sink, SpecHandle, in_messages
+from gpumesh.client.lines import Lines, parts_of
 from gpumesh.client.link import MeshLink, Poller, dial, local_facts
 from gpumesh.client.outage import Outage
 from gpumesh.client.output import OutputPrinter
@@ -45,7 +47,7 @@ from gpumesh.errors import (
 from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS
 from gpumesh.model.outcomes import Status
 from gpumesh.network.address import Address
-from gpumesh.protocol.connection import Closed
+from gpumesh.protocol.connection import Closed, Established
 from gpumesh.protocol.messages import (
     Answer,
     CancelTasks,
@@ -89,6 +91,9 @@ _OK = int(Status.OK)
 
 AnyCondition = Union[threading.Condition, Callable[[], threading.Condition]]
 
+Dialer = Callable[[int, float], Tuple[MeshLink, Established, List[Any]]]
+"""(client number, seconds) -> what `link.dial` returns, where somebody else shakes hands; raises as that."""
+
 
 LOST = "lost"
 
@@ -126,15 +131,21 @@ class Channel:
         connect_timeout: float,
         reconnect_timeout: float,
         on_workers: Callable[[Channel, int], None],
+        dialer: Optional[Dialer] = None,
     ) -> None:
         self.address = address
         self.client = int.from_bytes(os.urandom(8), "little") % (CLIENT_LIMIT - 1) + 1  # 0 is the coordinator's own.
         self.workers = 0  # Alive and healthy, as the coordinator last said.
         self.end: Optional[BaseException] = None  # Why nothing can be submitted any more.
         self.output = OutputPrinter()
+        self.session: Any = None  # Whose channel it is.
+        self.standing: Dict[int, None] = {}  # Pending tasks that are the lives of actors: nobody waits for their end.
+        self.lines = Lines()  # Calls of actors that others have to go before.
         self._token = token
         self._name = name
         self._connect_timeout = connect_timeout
+        self._dialer = dialer
+        self.is_nested = dialer is not None  # The process that runs tasks is of the same mesh, by another connection.
         self._on_workers = on_workers
         self._ended_tasks = 0  # Tasks, since memory was last trimmed.
         self._trims_left = 0
@@ -173,7 +184,7 @@ class Channel:
 
     def connect(self) -> None:
         """Connect in the calling thread; see `link.dial` for what it raises."""
-        link, established, rest = dial(self.address, token=self._token, timeout=self._connect_timeout, facts=local_facts())
+        link, established, rest = self._dial(self._connect_timeout)
         self.workers = established.workers
         link.send([RegisterClient(self.client, self._name)])
         self._link = link
@@ -183,6 +194,11 @@ class Channel:
             self._poller.wake()
         self._thread = threading.Thread(target=self._run, name="gpumesh-io", daemon=True)
         self._thread.start()
+
+    def _dial(self, timeout: float) -> Tuple[MeshLink, Established, List[Any]]:
+        if self._dialer is not None:
+            return self._dialer(self.client, timeout)
+        return dial(self.address, token=self._token, timeout=timeout, facts=local_facts())
 
     def wait_for_workers(self, timeout: float, *, count: int = 1) -> bool:
         """Wait until the coordinator has `count` workers; for those that are just joining."""
@@ -228,7 +244,11 @@ class Channel:
                 lane.payloads.append(payload)
                 queued = self._queued_tasks = self._queued_tasks + 1
                 self._queued_bytes += size
-                if queued >= BATCH_TASKS or queued == len(self._pending) or self._queued_bytes >= BATCH_BYTES:
+                if (
+                    queued >= BATCH_TASKS
+                    or queued >= len(self._pending) - len(self.standing)
+                    or self._queued_bytes >= BATCH_BYTES
+                ):
                     self._send_lanes()
                 elif not self._is_woken:
                     self._is_woken = True
@@ -284,10 +304,23 @@ class Channel:
         self._calls.tell_ended()
         return first
 
-    # --- calls that are more than bytes
+    def create(self, handle: SpecHandle, payload: Any, sink: Sink) -> int:
+        """Take the creation of an actor, as `submit`; it leaves before anything that is submitted later."""
+        task_id = self.submit(handle, payload, sink)
+        self.standing[task_id] = None
+        if task_id not in self._pending:
+            self.standing.pop(task_id, None)
+        self.flush()
+        return task_id
 
-    def _submit_call(self, handle: SpecHandle, call: Call, sink: Sink) -> int:
-        error = self._calls.settled(call)
+    # --- calls that are more than bytes, or have to wait for their turn
+
+    def submit_in_turn(self, handle: SpecHandle, payload: Any, sink: Sink) -> int:
+        """Take a call of an actor while some calls stand in `lines`. Else as `submit`."""
+        return self._submit_call(handle, payload, sink)
+
+    def _submit_call(self, handle: SpecHandle, call: Any, sink: Sink) -> int:
+        error = self._calls.settled(call) if type(call) is not bytes else None
         if isinstance(error, ObjectStoreFullError):
             raise error
         with self._lock:
@@ -299,7 +332,7 @@ class Channel:
                 self._pending[task_id] = (handle, call, sink)
                 self._queue(task_id, self._lane(handle), call, error)
                 queued = self._queued_tasks = self._queued_tasks + 1
-                if queued >= BATCH_TASKS or queued == len(self._pending):
+                if queued >= BATCH_TASKS or queued >= len(self._pending) - len(self.standing):
                     self._send_lanes()
                 elif not self._is_woken:
                     self._is_woken = True
@@ -313,6 +346,9 @@ class Channel:
 
     def _queue(self, task_id: int, lane: Lane, payload: Any, error: Optional[BaseException]) -> None:
         """A pending task goes into its lane, or is held back. Under `_lock`."""
+        actor = lane.actor
+        if actor and self.lines and error is None and not self.lines.may_go(actor, task_id):
+            return
         if type(payload) is not bytes:
             if error is not None:
                 self._end_soon(task_id, int(Status.REFUSED), error)
@@ -321,6 +357,8 @@ class Channel:
                 self._send_lanes()  # What it waits for may be in another lane: that is to arrive first.
             if payload.stored is not None and self._is_unsure:
                 self._unsure[task_id] = None
+                if actor:
+                    self.lines.enter(actor, task_id)
                 return
             if payload.stored is not None and payload.is_stale(self._objects):
                 try:
@@ -333,12 +371,55 @@ class Channel:
                 payload = payload.wire(self.client)
             if payload is None:
                 self._calls.held[task_id] = None
+                if actor:
+                    self.lines.enter(actor, task_id)
                 return
             lane.has_others = True
         if not lane.ids:
             self._dirty.append(lane)
         lane.ids.append(task_id)
         lane.payloads.append(payload)
+        if actor and self.lines:
+            self.lines.leave(task_id)
+            self._next_in_line(actor)
+
+    def _next_in_line(self, actor: int) -> None:
+        """Calls of this actor whose turn it is go into their lanes. Under `_lock`."""
+        while True:
+            task_id = self.lines.next_of(actor)
+            if task_id is None:
+                return
+            entry = self._pending.get(task_id)
+            if entry is not None and type(entry[1]) is not bytes:
+                self._calls.its_turn(task_id)
+                self._poller.wake()
+                return
+            self.lines.leave(task_id)
+            if entry is not None:
+                lane = self._lane(entry[0])
+                if not lane.ids:
+                    self._dirty.append(lane)
+                lane.ids.append(task_id)
+                lane.payloads.append(entry[1])
+
+    def stand_in_line(self, task_id: int) -> None:
+        """A task that the coordinator has not run for want of an input: if it is a call, those after it wait."""
+        with self._lock:
+            entry = self._pending.get(task_id)
+            if entry is not None and type(entry) is tuple and entry[0].spec.actor:
+                self.lines.enter(entry[0].spec.actor, task_id)
+
+    def _leave_line(self, task_id: int) -> None:
+        """A task has ended here that perhaps stood in line."""
+        with self._lock:
+            actor = self.lines.actor_of(task_id)
+            if not actor:
+                return
+            self.lines.leave(task_id)
+            if self._link is not None:
+                self._link.send([CancelTasks([task_id])])  # The coordinator may keep others waiting for it.
+            self._next_in_line(actor)
+            self._send_lanes()
 
     def _end_soon(self, task_id: int, status: int, payload: Any) -> None:
         """A task has ended on this side: its sink is told in a moment, when no lock is held."""
@@ -362,7 +443,9 @@ class Channel:
                 return False
             entry = self._pending.get(task_id)
             if entry is not None:
-                self._queue(task_id, self._lane(entry[0] if type(entry) is tuple else entry.handle), call, error)
+                lane = self._lane(entry[0] if type(entry) is tuple else entry.handle)
+                if not lane.actor or task_id in self.lines:
+                    self._queue(task_id, lane, call, error)
         return True
 
     def take_cancelled(self, task_id: int) -> bool:
@@ -489,31 +572,36 @@ class Channel:
         self._queued_tasks = self._queued_bytes = 0
         if self._received - self._confirmed >= CONFIRMED_WITH_OTHERS:
             self._confirm_on(link)
-        for lane in dirty:
-            ids, lane.ids = lane.ids, []
-            payloads, lane.payloads = lane.payloads, []
+        for parts in parts_of(dirty):
             messages: List[Any] = []
-            if lane.defined_on is not link:
-                exported = lane.handle.exported
-                messages.append(DefineFunction(exported.digest, exported.body))
-                if lane.handle.cargo is not None:
-                    self._add_code(link, lane.handle.cargo, messages)
-                messages.append(DefineSpec(lane.handle.number, tuple(lane.handle.spec)))
-                lane.defined_on = link
-            if self._sent_before:
+            for lane, ids, payloads in parts:
+                self._add_part(link, lane, ids, payloads, messages)
+            for lane, _, _ in parts:
                 lane.has_others = False
-                for part, its_payloads, again in self._split(ids, payloads):
-                    messages.extend(in_messages(lane.handle.number, part, its_payloads, again=again))
-            elif lane.has_others or len(ids) > BATCH_TASKS:
-                lane.has_others = False
-                messages.extend(in_messages(lane.handle.number, ids, payloads))
-            else:
-                messages.append(SubmitTasks(lane.handle.number, ids, payloads))
             try:
                 link.send(messages)
             except ProtocolError as error:
-                for task_id in ids:
-                    self._end_soon(task_id, int(Status.REFUSED), error)
+                for _, ids, _ in parts:
+                    for task_id in ids:
+                        self._end_soon(task_id, int(Status.REFUSED), error)
+
+    def _add_part(self, link: MeshLink, lane: Lane, ids: List[int], payloads: List[Any], messages: List[Any]) -> None:
+        """The messages for tasks of one lane. Under `_lock`."""
+        number = lane.handle.number
+        if lane.defined_on is not link:
+            exported = lane.handle.exported
+            messages.append(DefineFunction(exported.digest, exported.body))
+            if lane.handle.cargo is not None:
+                self._add_code(link, lane.handle.cargo, messages)
+            messages.append(DefineSpec(number, tuple(lane.handle.spec)))
+            lane.defined_on = link
+        if self._sent_before:
+            for part, its_payloads, again in self._split(ids, payloads):
+                messages.extend(in_messages(number, part, its_payloads, again=again))
+        elif lane.has_others or len(ids) > BATCH_TASKS:
+            messages.extend(in_messages(number, ids, payloads))
+        else:
+            messages.append(SubmitTasks(number, ids, payloads))
 
     def _split(self, ids: List[int], payloads: List[Any]) -> Iterator[Tuple[List[int], List[Any], bool]]:
         """Tasks in their order, those apart that an earlier connection has carried."""
@@ -693,6 +781,8 @@ class Channel:
                         entry.sink.task_ended(task_id, status, payload, seconds, worker)
                         entry.payloads[task_id - entry.first] = None
                     pending.pop(task_id, None)  # Only now: an interrupt in between makes it be submitted again.
+                    if self.standing:
+                        self.standing.pop(task_id, None)
                     if resent:
                         resent.pop(task_id, None)
                 if self._cancelling:
@@ -703,7 +793,7 @@ class Channel:
             if not inbox:
                 if self._calls.resent and self._dirty:
                     self.flush()
-                if not pending and (self._trims_left or self._ended_tasks >= TRIM_TASKS):
+                if len(pending) <= len(self.standing) and (self._trims_left or self._ended_tasks >= TRIM_TASKS):
                     self._trim_soon()
                 return
             event = inbox.popleft()
@@ -747,9 +837,9 @@ class Channel:
         """Ask for the end of these tasks; each still ends at its sink, as CANCELLED or with a result that was faster."""
         with self._lock:
             ids = [task_id for task_id in task_ids if task_id in self._pending and task_id not in self._cancelling]
-            if self._calls.held:  # The coordinator knows nothing of these.
+            if self._calls.held or self.lines:  # The coordinator knows nothing of these.
                 for task_id in ids:
-                    if self._calls.let_go(task_id):
+                    if self._calls.let_go(task_id) or task_id in self.lines:
                         self._end_soon(task_id, int(Status.CANCELLED), {"reason": ""})
                 ids = [task_id for task_id in ids if task_id in self._pending]
             if not ids:
@@ -764,10 +854,16 @@ class Channel:
         """Whether the task has not ended yet."""
         return task_id in self._pending
 
+    def pending_of(self, ranges: Sequence[Sequence[int]]) -> List[int]:
+        """Those that have not ended of the tasks with ids in these ranges, [first, end) each."""
+        if sum(end - first for first, end in ranges) <= len(self._pending):
+            return [task_id for first, end in ranges for task_id in range(first, end) if task_id in self._pending]
+        return [task_id for task_id in list(self._pending) if any(first <= task_id < end for first, end in ranges)]
+
     @property
     def pending_tasks(self) -> int:
-        """How many tasks have not ended yet."""
-        return len(self._pending)
+        """How many tasks have not ended yet, lives of actors aside."""
+        return len(self._pending) - len(self.standing)
 
     def ask(self, what: str, arguments: Dict[str, Any], timeout: float) -> Any:
         """Ask the coordinator and wait for the answer."""
@@ -784,12 +880,13 @@ class Channel:
             raise question.error
         return question.value
 
-    def put(self, make: Callable[[int], Any], *, cargo: Any = None) -> Tuple[int, Question]:
-        """Send a question or order; returns its number and whom it is answered to. See `forget`.
+    def put(self, make: Callable[[int], Any], *, cargo: Any = None, before: Sequence[Any] = ()) -> Tuple[int, Question]:
+        """Send a question or order, after the tasks that are queued; returns its number and whom it is answered to. See `forget`.
 
         Args:
             make: The message with this number.
             cargo: What it refers to, sent before it unless it is there already.
+            before: Messages to send before it.
         """
         question = Question()
         with self._lock:
@@ -803,7 +900,9 @@ class Channel:
                 messages: List[Any] = []
                 if cargo is not None:
                     self._add_code(link, cargo, messages)
-                link.send([*messages, make(number)])
+                if self._dirty:
+                    self._send_lanes()
+                link.send([*messages, *before, make(number)])
                 self.see_to_writing(link)
         if link is None:
             question.answer(None, self._unreachable_now(), LOST)
@@ -840,9 +939,9 @@ class Channel:
         if self._role.try_take():
             try:
                 with self._lock:
-                    if not self._pending:
+                    if len(self._pending) <= len(self.standing):
                         is_over = True
-                        self._pending = {}  # A dict that was emptied keeps its size.
+                        self._pending = dict(self._pending)  # A dict that was emptied keeps its size.
                         # A number made in the middle of the burst keeps a whole megabyte of Python's heap from going back.
                         self._next_id += 0
                         link = self._link
@@ -946,6 +1045,10 @@ class Channel:
             sink.task_ended(task_id, status, payload, 0.0, "")
             if type(entry) is not tuple:
                 entry.payloads[task_id - entry.first] = None
+            if self.standing:
+                self.standing.pop(task_id, None)
+        if self.lines:
+            self._leave_line(task_id)
 
     # --- losing the coordinator and finding it again
 
@@ -984,9 +1087,7 @@ class Channel:
         try:
             if left <= 0:
                 raise MeshUnavailableError("too late")
-            link, established, rest = dial(
-                self.address, token=self._token, timeout=min(self._connect_timeout, left), facts=local_facts()
-            )
+            link, established, rest = self._dial(min(self._connect_timeout, left))
         except (AuthenticationError, VersionMismatchError) as error:
             self._finish(error)
             return
@@ -1025,6 +1126,8 @@ class Channel:
             unsent = {task_id for lane in self._lanes.values() for task_id in lane.ids}
             unsent.update(self._calls.forget())
             unsent.update(self._unsure)
+            unsent.update(self.lines)
+            self.lines.clear()
             self._unsure = {}
             self._is_unsure = objects is not None
             unsent.difference_update(self._sent_before)  # Over a connection before that.
@@ -1042,8 +1145,13 @@ class Channel:
                     continue
                 if task_id not in unsent:
                     self._sent_before.add(task_id)
+                actor = handle.spec.actor
                 if type(payload) is not bytes:
                     calls.append(task_id)
+                    if actor:
+                        self.lines.enter(actor, task_id)
+                    continue
+                if actor and self.lines and not self.lines.may_go(actor, task_id):
                     continue
                 lane = self._lane(handle)
                 if not lane.ids:
@@ -1107,6 +1215,8 @@ class Channel:
         try:
             self._inbox.clear()
             self._results = None
+            with self._lock:
+                self.lines.clear()
             for task_id in list(self._pending):
                 self.end_task(task_id, Status.LOST, error)
         finally:

@@ -56,11 +56,12 @@ Others = Callable[[SpecHandle, List[Any]], SpecHandle]
 class Lane:
     """Tasks of one spec that wait to be put into a message."""
 
-    __slots__ = ("channel", "handle", "ids", "payloads", "has_others", "defined_on")
+    __slots__ = ("channel", "handle", "actor", "ids", "payloads", "has_others", "defined_on")
 
     def __init__(self, channel: Channel, handle: SpecHandle) -> None:
         self.channel = channel
         self.handle = handle
+        self.actor = handle.spec.actor  # Whose calls they are; 0: they are none.
         self.ids: List[int] = []
         self.payloads: List[Any] = []  # One for each id.
         self.has_others = False  # Some payloads are not plain bytes.

@@ -15,7 +15,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Protocol, Sequence, Set, Tuple, Union
 
-from gpumesh.client.channel import AnyCondition, Channel, Sink, SpecHandle
+from gpumesh.client.channel import AnyCondition, Channel, Dialer, Sink, SpecHandle
 from gpumesh.client.output import OutputHook
 from gpumesh.config import CONNECT_SECONDS, RECONNECT_SECONDS
 from gpumesh.errors import MeshClosedError, MeshError, MeshUnavailableError
@@ -71,6 +71,11 @@ class Session:
         ValueError: `url` is not an address.
     """
 
+    is_nested = False
+    """Whether it is inside a task, and what it submits belongs to that."""
+    depth = 0
+    """Tasks that what it submits now is inside of."""
+
     def __init__(
         self,
         *,
@@ -102,6 +107,7 @@ class Session:
         self._handles: Dict[Tuple[TaskSpec, str], SpecHandle] = {}
         self._shipper: Any = None  # serialization.shipping.Shipper, once something is defined.
         self._on_output: Optional[OutputHook] = None
+        self._dialer: Optional[Dialer] = None  # Reaches the mesh in another way than by its address.
         self._inherited: List[Tuple[int, Sink]] = []  # Pending in the process that was forked.
         self._lock = threading.RLock()
         self._pid = os.getpid()
@@ -181,6 +187,9 @@ class Session:
             if channel.end is None or self._closed is not None:
                 raise
         return self._choose().submit_many(handle, payloads, sink)
+
+    def adopt(self, payload: Any) -> None:
+        """Get ready what else the process knows of the mesh, before this payload mentions it. Nothing where that is nothing."""
 
     def objects(self) -> ObjectSpace:
         """The object store of the mesh that tasks go to now; connects on first use. Raises as `submit`."""
@@ -370,8 +379,10 @@ class Session:
             connect_timeout=self._connect_timeout if own is None else max(self._connect_timeout, CONNECT_SECONDS),
             reconnect_timeout=reconnect_timeout,
             on_workers=self._workers_changed,
+            dialer=self._dialer,
         )
         channel.output.hook = self._on_output
+        channel.session = self
         try:
             channel.connect()
         except BaseException as error:
