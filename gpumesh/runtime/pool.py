@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import itertools
 import logging
-import os
-import select
 import signal
 import socket
 import sys
-from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, Union
 
-from gpumesh.config import CANCEL_GRACE_SECONDS, OUTPUT_READ_BYTES
+from gpumesh.config import CANCEL_GRACE_SECONDS
 from gpumesh.model.outcomes import Status
 from gpumesh.model.resources import DeviceFacts, requirement_from_wire
 from gpumesh.model.tasks import TaskSpec
-from gpumesh.protocol.connection import Closed, Connection
-from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunnerReady, RunTasks, TasksFinished
-from gpumesh.runtime.link import PeerLink, Turn
+from gpumesh.protocol.messages import DefineCode, RunnerReady, RunTasks, TasksFinished
 from gpumesh.runtime.loop import Alarm
-from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, KEPT, REVOKED, SENT, SINCE, STARTED, Page, create_page_fd
-from gpumesh.runtime.runner_cards import card_environment, no_card_environment
+from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, KEPT, REVOKED, SENT, SINCE, STARTED
+from gpumesh.runtime.runner_processes import Definitions, OutputTaker, Process, ProcessUser, RunnerProcesses
 from gpumesh.runtime.spawner_link import Launch as Launch
-from gpumesh.runtime.spawner_link import SpawnerLink, append_to, text_of
 from gpumesh.scheduler import local
 
 if TYPE_CHECKING:
@@ -37,34 +30,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _REQUIREMENT = TaskSpec._fields.index("requirement")
-_CODE = TaskSpec._fields.index("code")
 _PACKAGES = TaskSpec._fields.index("packages")
 _SCRIPT = TaskSpec._fields.index("script")
-_DEATH = (
-    ("memory_bytes", "memory"),
-    ("memory_limit_bytes", "limit"),
-    ("out_of_memory", "out_of_memory"),
-)  # As a spawner tells.
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
-    "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS",
-)  # fmt: skip
 
 
-class PoolOwner:
+class PoolOwner(OutputTaker):
     """What a pool tells its agent."""
 
     def on_results(self, results: List[Tuple[int, int, int, Any, float]]) -> None:
         """Attempts have ended."""
-        raise AssertionError("overridden by the agent")
-
-    @property
-    def takes_output(self) -> bool:
-        """Whether output can go on now; if not, tasks that write are held up until `RunnerPool.resume_output`."""
-        raise AssertionError("overridden by the agent")
-
-    def on_output(self, task_id: int, stream: int, data: bytes) -> None:
-        """A task wrote something."""
         raise AssertionError("overridden by the agent")
 
     def on_health(self, problem: str) -> None:
@@ -73,10 +47,6 @@ class PoolOwner:
 
     def on_installing(self, packages: Tuple[Tuple[str, ...], ...]) -> None:
         """Environments of these sets of packages are being built: their tasks cannot run here until that is over."""
-        raise AssertionError("overridden by the agent")
-
-    def on_pool_lost(self, reason: str) -> None:
-        """The spawner is gone and every runner with it, and this pool cannot start another."""
         raise AssertionError("overridden by the agent")
 
     def on_results_heard(self, results: Any) -> None:
@@ -95,47 +65,8 @@ class PoolOwner:
         """A runner wants something of the object store."""
         raise AssertionError("overridden by the agent")
 
-    def on_runner_gone(self, runner: int) -> None:
-        """A runner has ended, and all it said has been heard."""
-        raise AssertionError("overridden by the agent")
 
-
-class _Process:
-    __slots__ = (
-        "ident",
-        "socket",
-        "link",
-        "page",
-        "outputs",
-        "tail",
-        "specs",
-        "functions",
-        "pid",
-        "environment",
-        "is_gone",
-        "poll",
-        "held",
-    )
-
-    def __init__(self, ident: int, sock: socket.socket, page: Page, outputs: List[int], environment: int) -> None:
-        self.ident = ident
-        self.socket = sock  # A duplicate of the link's: reads what a dead process left behind.
-        self.link: Optional[PeerLink] = None
-        self.page = page
-        self.outputs = outputs  # Our ends of its standard output and standard error.
-        self.tail: Deque[bytes] = deque()
-        self.specs: Set[int] = set()
-        self.functions: Set[bytes] = set()
-        self.pid = 0
-        self.environment = environment  # Which spawner is its parent.
-        self.is_gone = False
-        self.held: Set[int] = set()  # Streams that are not read: the agent's link is congested.
-        self.poll = select.poll()
-        for fd in outputs:
-            self.poll.register(fd, select.POLLIN)
-
-
-class RunnerPool:
+class RunnerPool(ProcessUser):
     """All runners of one worker.
 
     Args:
@@ -159,29 +90,28 @@ class RunnerPool:
         self.slots = slots
         self.cores = cores
         self.label = label  # Of this worker, for people.
-        self.turn = Turn()  # Shared with the agent's link to the coordinator.
         self._runner_numbers = itertools.count(1)
         self.local = local.LocalPool(slots=slots, threads=max(1, cores // slots), numbers=self._runner_numbers)
         self._leases: Optional[Leases] = None  # Once a task has come for a card, or an owner has asked one back.
         self._devices = tuple(devices)
         self._problems = ["", ""]  # Of the slots, of the leases.
         self._loop = loop
-        own = SpawnerLink(loop, spawner, on_answer=self._on_spawner_answer, on_lost=self._on_spawner_lost)
-        self._spawners = {local.OWN_ENVIRONMENT: own}  # One for each environment.
+        self.processes = RunnerProcesses(
+            loop, spawner, owner, path=path, folder=folder, label=label, devices=devices, on_lost=self.close
+        )
+        self.turn = self.processes.turn  # Shared with the agent's link to the coordinator.
         self._environments: Optional[Environments] = None  # Once a spec names packages.
         self._owner = owner
         self._path = path
-        self._folder = folder
-        self._processes: Dict[int, _Process] = {}
+        self._processes = self.processes.by_number
+        self._definitions = Definitions()
         self._payloads: Dict[int, Any] = {}  # task id -> payload, until reported.
         self._doubled: Dict[
             int, int
         ] = {}  # Task with several attempts here, as an earlier one is being ended -> how many more.
         self._holding: Set[int] = set()  # Those of them whose inputs lie in the store.
         self._packed_scripts: Set[int] = set()  # Those of them that are scripts and run in an environment.
-        self._functions: Dict[bytes, Any] = {}
-        self._spec_numbers: Dict[Tuple[Any, ...], int] = {}
-        self._specs: List[Tuple[Any, ...]] = []
+        self._specs = self._definitions.specs
         self._alarm = Alarm(loop, self._on_time)
         self._is_closed = False
         self._is_draining = False
@@ -198,11 +128,8 @@ class RunnerPool:
         self._is_closed = True
         if self._environments is not None:
             self._environments.close()
-        for spawner in self._spawners.values():
-            spawner.close()
         self._alarm.cancel()
-        for process in list(self._processes.values()):
-            self._forget(process)
+        self.processes.close()
 
     @property
     def is_idle(self) -> bool:
@@ -215,17 +142,15 @@ class RunnerPool:
 
         pids: List[int] = []
         keys: Set[str] = set()
-        leases = self._leases
-        for ident, process in self._processes.items():
+        for process in self._processes.values():
             if process.pid:
                 pids.append(process.pid)
-                if leases is not None:
-                    keys.update(leases.cards_of(ident))
+                keys.update(process.cards)
         return Holders(pids, keys)
 
     def change_devices(self, devices: Sequence[DeviceFacts]) -> None:
         """What this machine has, and the owner lends. Processes that have been started see what they see."""
-        self._devices = tuple(devices)
+        self._devices = self.processes.devices = tuple(devices)
         if self._leases is not None:
             self._leases.on_devices(self._devices)
 
@@ -233,18 +158,16 @@ class RunnerPool:
 
     def define_function(self, digest: bytes, body: Any) -> None:
         """Keep a function's body for the runners that need it."""
-        self._functions[digest] = body
+        self._definitions.define(digest, body)
 
     def define_code(self, code: DefineCode) -> None:
         """Keep modules that come with functions, in the same way."""
-        self._functions[code.digest] = code
+        self._definitions.define(code.digest, code)
 
     def define_spec(self, spec: Tuple[Any, ...], *, cores: int, timeout: float) -> int:
         """The pool's own number of a spec; the same spec has the same number for the life of the pool."""
-        number = self._spec_numbers.get(spec)
-        if number is None:
-            number = self._spec_numbers[spec] = len(self._specs)
-            self._specs.append(spec)
+        number, is_new = self._definitions.number(spec)
+        if is_new:
             per_slot = max(1, self.cores // self.slots)
             width = -(-cores * self.slots // self.cores) if cores else 1
             threads = min(self.cores, max(per_slot, cores))
@@ -354,15 +277,11 @@ class RunnerPool:
 
     def send(self, runner: int, message: Any) -> bool:
         """Tell a runner something; False if it is gone."""
-        process = self._processes.get(runner)
-        if process is None or process.link is None:
-            return False
-        process.link.send(message)
-        return True
+        return self.processes.send(runner, message)
 
     def end(self, runner: int) -> None:
         """Kill a runner; another takes its place."""
-        self._signal(runner, signal.SIGKILL)
+        self.processes.signal(runner, signal.SIGKILL)
 
     # --- acting
 
@@ -376,17 +295,19 @@ class RunnerPool:
             elif kind is local.Inspect:
                 self._inspect(action.runner)
             elif kind is local.StartRunner:
-                self._start_runner(action)
+                self.processes.start(
+                    action.runner, self, threads=action.threads, environment=action.environment, cards=action.cards
+                )
             elif kind is local.Revoke:
                 self._processes[action.runner].page.words[REVOKED] = action.number
             elif kind is local.Interrupt:
                 self._processes[action.runner].page.words[INTERRUPT] = action.number
-                self._signal(action.runner, signal.SIGINT)
+                self.processes.signal(action.runner, signal.SIGINT)
             elif kind is local.AskResults:
                 self._processes[action.runner].page.words[FLUSH] += 1
-                self._signal(action.runner, signal.SIGINT)
+                self.processes.signal(action.runner, signal.SIGINT)
             elif kind is local.Kill:
-                self._signal(action.runner, signal.SIGKILL)
+                self.processes.signal(action.runner, signal.SIGKILL)
             elif kind is local.Health:
                 self._tell_health(0, action.problem)
             elif kind is local.FailEnvironment:
@@ -451,19 +372,7 @@ class RunnerPool:
         assert process.link is not None
         spec = action.spec
         if spec not in process.specs:
-            fields = self._specs[spec]
-            digest = fields[0]
-            code = fields[_CODE] if len(fields) > _CODE else b""
-            if code and code not in process.functions:
-                process.functions.add(code)
-                # With all it needs, each time: what a runner has unpacked it does not keep as bytes.
-                for part in (*self._functions[code].needs, code):
-                    process.link.send(self._functions[part])
-            if digest + code not in process.functions:
-                process.functions.add(digest + code)
-                process.link.send(DefineFunction(digest, self._functions[digest]))
-            process.specs.add(spec)
-            process.link.send(DefineSpec(spec, fields))
+            self._definitions.tell(process, spec)
         payloads = self._payloads
         if self._holding:
             for task, _ in action.tasks:
@@ -494,55 +403,6 @@ class RunnerPool:
             self._perform(self._leases.on_time(now))
         self._perform(self.local.on_time(now))
 
-    # --- processes
-
-    def _start_runner(self, action: local.StartRunner) -> None:
-        ours, theirs = socket.socketpair()
-        page_fd = create_page_fd()
-        out_read, out_write = os.pipe()
-        err_read, err_write = os.pipe()
-        page = Page(page_fd)
-        ours.setblocking(False)
-        process = _Process(action.runner, ours.dup(), page, [out_read, err_read], action.environment)
-        self._processes[action.runner] = process
-        request = {
-            "op": "fork",
-            "role": "runner",
-            "key": action.runner,
-            "environment": {},
-            "path": self._path if action.environment == local.OWN_ENVIRONMENT else None,  # Else the spawner has it.
-            "folder": self._folder,
-        }
-        fds = [theirs.fileno(), page_fd, out_write, err_write]
-        failure = ""
-        try:
-            request["environment"] = {**thread_environment(action.threads), **self._visibility(action.cards)}
-            self._spawners[action.environment].ask(request, fds)
-        except (OSError, ValueError) as error:
-            failure = f"no process that starts runners: {error}" if isinstance(error, OSError) else str(error)
-        finally:
-            theirs.close()
-            for fd in fds[1:]:
-                os.close(fd)
-        for stream, fd in enumerate(process.outputs, start=1):
-            os.set_blocking(fd, False)
-            self._loop.add_reader(fd, self._on_output_ready, process, stream)
-        link = PeerLink(self._loop, Connection.trusted(), self._on_events, self.turn)
-        link.peer = process
-        process.link = link
-        task = self._loop.create_task(self._attach(link, ours))
-        _keep(task)
-        if failure:
-            task.add_done_callback(lambda _: None if process.is_gone else self._on_exit(process, 1, failure))
-
-    def _visibility(self, cards: Tuple[str, ...]) -> Dict[str, str]:
-        if cards:
-            return card_environment(cards, self._devices, os.environ)
-        return no_card_environment(self._devices)
-
-    async def _attach(self, link: PeerLink, sock: socket.socket) -> None:
-        await self._loop.create_unix_connection(lambda: link, sock=sock)
-
     # --- environments
 
     def _define_environment(self, spec: int, packages: Tuple[Any, ...]) -> int:
@@ -556,10 +416,7 @@ class RunnerPool:
                 on_idle=self._on_environment_idle,
             )
         environment = self._environments.define(spec, packages)
-        if environment.number not in self._spawners:
-            launch = functools.partial(self._environments.launch, environment)
-            link = SpawnerLink(self._loop, launch, on_answer=self._on_spawner_answer, on_lost=self._on_spawner_lost)
-            self._spawners[environment.number] = link
+        self.processes.add_spawner(environment.number, functools.partial(self._environments.launch, environment))
         return environment.number
 
     def _on_environments_changed(self) -> None:
@@ -587,156 +444,34 @@ class RunnerPool:
         self._perform(self.local.retire(environment.number))
         if self._leases is not None:
             self._perform(self._leases.retire(environment.number, self._loop.time()))
-        spawner = self._spawners[environment.number]
-        if spawner.is_open and not any(process.environment == environment.number for process in self._processes.values()):
-            spawner.close()
+        self.processes.close_spawner(environment.number)
 
-    # --- spawners
+    # --- from the processes
 
-    def _signal(self, ident: int, number: int) -> None:
-        spawner = self._spawners[self._processes[ident].environment]
-        try:
-            spawner.ask({"op": "signal", "key": ident, "signal": int(number)}, [])
-        except OSError as error:
-            logger.debug("cannot reach the spawner: %s", error)
-
-    def _on_spawner_lost(self, spawner: SpawnerLink) -> None:
-        """Its children are being killed by the kernel; what they left in their sockets and pages still counts."""
-        reason = "the process that starts runners is gone"
-        if not spawner.is_ours:
-            self.close()
-            self._owner.on_pool_lost(reason)
-            return
-        lost = [process for process in self._processes.values() if self._spawners[process.environment] is spawner]
-        spawner.close()
-        logger.warning("%s; starting another", reason)
-        for process in lost:
-            self._on_exit(process, -signal.SIGKILL, reason)
-
-    def _on_spawner_answer(self, message: Dict[str, Any]) -> None:
-        process = self._processes.get(message["key"])
-        if process is None:
-            return
-        if "exit" in message:
-            self._on_exit(process, message["exit"], message.get("error", ""), message)
+    def on_process_message(self, process: Process, kind: Any, message: Any) -> None:
+        if kind is TasksFinished:
+            results = message.results
+            if results:
+                self.processes.drain_output(process, results[-1][0])
+            if self._leases is not None and process.ident in self._leases:
+                self._leases.on_kept(process.ident, process.page.words[KEPT] - 1)
+            self._perform(self._brain(process.ident).on_results(process.ident, results, self._loop.time()))
+            self._owner.on_results_heard(results)
+        elif kind is RunnerReady:
+            self._perform(self._brain(process.ident).on_ready(process.ident, self._loop.time()))
         else:
-            process.pid = message["pid"]
+            self._owner.on_runner_message(process.ident, kind, message)
 
-    def _on_events(self, link: PeerLink, events: List[Any]) -> None:
-        process: _Process = link.peer
-        for message in events:
-            kind = type(message)
-            if kind is TasksFinished:
-                results = message.results
-                if results:
-                    self._drain_output(process, results[-1][0])
-                if self._leases is not None and process.ident in self._leases:
-                    self._leases.on_kept(process.ident, process.page.words[KEPT] - 1)
-                self._perform(self._brain(process.ident).on_results(process.ident, results, self._loop.time()))
-                self._owner.on_results_heard(results)
-            elif kind is RunnerReady:
-                self._perform(self._brain(process.ident).on_ready(process.ident, self._loop.time()))
-            elif kind is not Closed:
-                self._owner.on_runner_message(process.ident, kind, message)
-            elif not process.is_gone:
-                # The spawner's word about its exit follows; or it has closed its own socket and is of no use.
-                self._signal(process.ident, signal.SIGKILL)
+    def on_process_down(self, process: Process, started: int, finished: int, details: Dict[str, Any]) -> None:
+        brain = self._brain(process.ident)
+        self._perform(brain.on_runner_down(process.ident, started, finished, details, self._loop.time()))
 
-    def _on_exit(self, process: _Process, code: int, error: str, death: Optional[Dict[str, Any]] = None) -> None:
-        """The process is reaped: whatever it wrote is in the kernel's buffers now. `death`: what its spawner tells of it."""
-        self._read_rest(process)
-        process.is_gone = True
-        words = process.page.words
-        started, finished = words[STARTED], words[FINISHED]
-        self._drain_output(process, self._running_task(process))
-        details: Dict[str, Any] = {
-            "worker": self.label,
-            "exit": code,
-            "pid": process.pid,
-            "stderr": text_of(process.tail) or ("" if started else self._spawners[process.environment].last_words),
-            "reason": error,
-        }
-        for name, told in _DEATH:
-            if death is not None and told in death:
-                details[name] = death[told]
-        self._forget(process)
-        if not self._is_closed:
-            self._owner.on_runner_gone(process.ident)
-            brain = self._brain(process.ident)
-            self._perform(brain.on_runner_down(process.ident, started, finished, details, self._loop.time()))
-
-    def _read_rest(self, process: _Process) -> None:
-        link = process.link
-        if link is None or link.connection.error is not None:
-            return
-        while True:
-            try:
-                count = process.socket.recv_into(link.connection.get_buffer())
-            except OSError:
-                return
-            if not count:
-                return
-            link.buffer_updated(count)
-
-    def _forget(self, process: _Process) -> None:
-        if self._processes.pop(process.ident, None) is None:
-            return
-        process.is_gone = True
-        for fd in process.outputs:
-            self._loop.remove_reader(fd)
-            os.close(fd)
-        process.outputs = []
-        process.socket.close()
-        if process.link is not None:
-            process.link.abort()
-        process.page.close()
-
-    # --- output
-
-    def _running_task(self, process: _Process) -> int:
+    def running_task(self, process: Process) -> int:
         return self._brain(process.ident).task_at(process.ident, process.page.words[STARTED])
-
-    def _on_output_ready(self, process: _Process, stream: int) -> None:
-        if self._owner.takes_output:
-            self._read_output(process, stream, self._running_task(process), once=True)
-        else:
-            process.held.add(stream)
-            self._loop.remove_reader(process.outputs[stream - 1])
 
     def resume_output(self) -> None:
         """The owner takes output again."""
-        for process in self._processes.values():
-            for stream in process.held:
-                self._loop.add_reader(process.outputs[stream - 1], self._on_output_ready, process, stream)
-            process.held.clear()
-
-    def _drain_output(self, process: _Process, task_id: int) -> None:
-        if process.outputs and process.poll.poll(0):
-            for stream in (1, 2):
-                self._read_output(process, stream, task_id, once=False)
-
-    def _read_output(self, process: _Process, stream: int, task_id: int, *, once: bool) -> None:
-        if not process.outputs:
-            return
-        fd = process.outputs[stream - 1]
-        while True:
-            try:
-                data = os.read(fd, OUTPUT_READ_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._loop.remove_reader(fd)
-                process.held.discard(stream)
-                with contextlib.suppress(KeyError):
-                    process.poll.unregister(fd)
-                return
-            if stream == 2:
-                append_to(process.tail, data)
-            self._owner.on_output(task_id, stream, data)
-            if once or len(data) < OUTPUT_READ_BYTES:
-                return
+        self.processes.resume_output()
 
 
 def describe_start(details: Dict[str, Any]) -> str:
@@ -744,23 +479,3 @@ def describe_start(details: Dict[str, Any]) -> str:
     lines = str(details.get("stderr", "")).strip().splitlines()
     said = "\n".join(f"  {line}" for line in lines)
     return f"its processes do not start (exit code {details.get('exit')}): {details.get('reason') or 'they said last:'}\n{said}".rstrip()
-
-
-_tasks: Set[asyncio.Task[Any]] = set()
-
-
-def _keep(task: asyncio.Task[Any]) -> None:
-    """The loop holds tasks weakly; hold this one until it ends, and let its failure be heard."""
-    _tasks.add(task)
-    task.add_done_callback(_ended)
-
-
-def _ended(task: asyncio.Task[Any]) -> None:
-    _tasks.discard(task)
-    if not task.cancelled() and task.exception() is not None:
-        logger.error("background work failed", exc_info=task.exception())
-
-
-def thread_environment(threads: int) -> Dict[str, str]:
-    """Limits for the numeric libraries of one runner; what the user has set stays."""
-    return {name: str(threads) for name in THREAD_VARIABLES if name not in os.environ}

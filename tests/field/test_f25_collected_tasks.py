@@ -132,14 +132,14 @@ def test_every_background_task_has_an_owner() -> None:
 
 
 def test_what_goes_wrong_in_the_background_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    from gpumesh.runtime import pool
+    from gpumesh.runtime import runner_processes
 
     async def fail() -> None:
         raise ValueError("nobody waits for me")
 
     async def main() -> None:
         task = asyncio.get_running_loop().create_task(fail())
-        pool._keep(task)
+        runner_processes._keep(task)
         await asyncio.wait([task])
         await asyncio.sleep(0)  # One turn of the loop, for the callback.
 
