@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any, Deque, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
 from gpumesh.config import ABSENT_CLIENT_SECONDS, ATTEMPTS_KEPT, PENDING_HANDSHAKES, WORKER_TTL_SECONDS
+from gpumesh.model.actors import ACTORS_CLIENT
 from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, SEQUENCE_LIMIT, ClientNumber, WorkerId
 from gpumesh.model.jobs import JOBS_CLIENT
 from gpumesh.model.outcomes import Status
@@ -20,15 +21,18 @@ from gpumesh.model.resources import WorkerFacts, facts_from_wire, readings_from_
 from gpumesh.model.tasks import TaskSpec, spec_from_wire
 from gpumesh.protocol.connection import Closed, Connection, Established
 from gpumesh.protocol.messages import (
+    ActorReady,
     Answer,
     CancelTasks,
     ChangeJob,
+    CreateDetached,
     DefineCode,
     DefineFunction,
     DefineSpec,
     ForgetResults,
     FreeObjects,
     JobPayloads,
+    KillActor,
     MeshChanged,
     Query,
     RecallTasks,
@@ -63,6 +67,7 @@ from gpumesh.scheduler.locality import TRACKED_BYTES
 
 if TYPE_CHECKING:
     from gpumesh.journal.base import Journal, WorkerRecord
+    from gpumesh.runtime.actor_service import ActorService
     from gpumesh.runtime.job_service import JobService
 
 logger = logging.getLogger("gpumesh.coordinator")
@@ -205,6 +210,7 @@ class Coordinator:
         self._drained: Optional[asyncio.Future[None]] = None
         self._has_scripts = False  # The scheduler knows JOBS_CLIENT.
         self._jobs: Optional[JobService] = None  # Made when there is a first job, or a journal.
+        self._actors: Optional[ActorService] = None  # Made when there is a first actor.
         self._script_makers: Dict[
             int, str
         ] = {}  # Script task whose end is not on disk yet -> the worker that keeps its result.
@@ -328,11 +334,13 @@ class Coordinator:
             self.events.note("joined" if what == "joined" else "returned", words, worker=ident)
             self._note_facts(worker, facts)
             self._note_worker(worker)
+            if any(each.spec.plan is not None for each in held):
+                self._open_actors().coming_back(held)
             is_near = link.is_local and facts.hostname == socket.gethostname()
             self._perform(self._cluster.handle(ev.WorkerConnected(ident, facts, is_near, held, finished), now))
         elif kind is RegisterClient and role == "client":
             number = ClientNumber(message.client)
-            if not 0 < number < CLIENT_LIMIT:  # JOBS_CLIENT is our own.
+            if not ACTORS_CLIENT < number < CLIENT_LIMIT:  # That one and JOBS_CLIENT are our own.
                 self._refuse(link, "protocol", f"client number {number} is out of range")
                 return
             self._strangers.pop(link, None)
@@ -552,11 +560,20 @@ class Coordinator:
             if not is_known or (spec.code and type(self._functions[spec.code]) is not _Code):
                 self._refuse(link, "protocol", f"spec {message.number} refers to a function that was not defined")
                 return
+            if spec.plan is not None:
+                if spec.plan.is_detached:
+                    self._refuse(link, "protocol", "an actor that outlives its client is created with CreateDetached")
+                    return
+                self._open_actors()
             self._perform(self._cluster.handle(ev.SpecDefined(client.number, message.number, spec), now))
         elif kind is Query:
             self._answer(client, link, message)
         elif kind is SubmitJob or kind is JobPayloads or kind is ChangeJob:
             self._open_jobs().on_message(client.number, message)
+        elif kind is KillActor:
+            self._open_actors().kill(client.number, message)
+        elif kind is CreateDetached:
+            self._create_detached(client, link, message)
         elif self._objects.is_mine(kind):
             problem = self._objects.handle(client.number, link, client.name, message)
             if problem:
@@ -598,6 +615,8 @@ class Coordinator:
                 self._refuse(link, "protocol", str(error))
                 return
             self._perform(self._cluster.handle(ev.CardsMeasured(worker.ident, readings), now))
+        elif kind is ActorReady:
+            self._tell(ev.ActorStarted(worker.ident, message.actor, message.attempt))
         elif kind is WorkerDraining:
             logger.info("worker %s (%s) is leaving: %s", worker.ident, worker.label, message.reason)
             worker.is_leaving = True
@@ -712,6 +731,8 @@ class Coordinator:
             link.send(Answer(query.number, {**self._objects.usage(), "objects": self._objects.views()}, ""))
         elif query.what == "jobs" or query.what.startswith("job-") or query.what == "job":
             self._open_jobs().on_message(client.number, query)
+        elif query.what == "actors" or query.what == "actor":
+            self._open_actors().answer(client.number, query)
         else:
             link.send(Answer(query.number, None, f"this coordinator knows nothing of {query.what!r}"))
 
@@ -916,6 +937,9 @@ class Coordinator:
         found = self._read_later.pop(oid, None)
         if found is not None:
             self._forget_results(found[0], [found[1]])
+        if self._actors is not None:
+            # Not now: actions that the scheduler has ordered before may still be under way.
+            self._loop.call_soon(self._actors.token_unneeded, oid)
 
     def _forget_results(self, ident: str, task_ids: List[int]) -> None:
         worker = self._workers.get(WorkerId(ident))
@@ -930,7 +954,7 @@ class Coordinator:
 
     def _keep_for_absent(self, action: act.Keep) -> None:
         """A result for a client that this coordinator has not seen yet, or that has not told yet what it waits for."""
-        if action.client == JOBS_CLIENT:
+        if action.client <= ACTORS_CLIENT:
             return  # It has always told what it waits for before anybody could send a result.
         client = self._addressee(action.client)
         assert client is not None
@@ -940,7 +964,7 @@ class Coordinator:
     def _addressee(self, number: ClientNumber) -> Optional[_Client]:
         """Whose result it is, also if it has not come back since the coordinator's start: a worker has gone on with its task."""
         client = self._clients.get(number)
-        if client is None and number != JOBS_CLIENT:
+        if client is None and number > ACTORS_CLIENT:
             client = self._clients[number] = _Client(number, None, "")
         return client
 
@@ -1063,6 +1087,62 @@ class Coordinator:
         link.send(RunTasks(number, tasks, action.cards, action.ordinal))
         if self._jobs is not None and action.tasks[0][0] < SEQUENCE_LIMIT:
             self._jobs.started([task for task, _ in action.tasks])
+
+    # --- actors: what runtime.actor_service needs (its Owner)
+
+    def _open_actors(self) -> ActorService:
+        if self._actors is None:
+            from gpumesh.runtime.actor_service import ActorService
+
+            self._actors = ActorService(self, self._cluster)
+        return self._actors
+
+    def _create_detached(self, client: _Client, link: PeerLink, message: CreateDetached) -> None:
+        try:
+            spec = spec_from_wire(message.spec)
+        except ValueError as error:
+            self._refuse(link, "protocol", str(error))
+            return
+        is_known = spec.function in client.functions and (not spec.code or spec.code in client.functions)
+        if not is_known or (spec.code and type(self._functions[spec.code]) is not _Code):
+            self._refuse(link, "protocol", "an actor refers to a function that was not defined")
+        elif spec.plan is None or not spec.plan.is_detached or type(message.key) is not bytes:
+            self._refuse(link, "protocol", "CreateDetached is for actors that outlive their client")
+        elif type(message.payload) is not bytes and not is_payload(message.payload):
+            self._refuse(link, "protocol", "these are not the arguments of a constructor")
+        else:
+            self._open_actors().create(client.number, message, spec)
+
+    def submit_detached(self, number: int, spec: TaskSpec, task_id: int, payload: Any) -> None:
+        """Define a spec of the coordinator's own client, and submit one task of it."""
+        for digest in [spec.function, *((*self._needs_of(spec.code), spec.code) if spec.code else ())]:
+            self._function_users[digest] += 1  # For good: it may be started again at any time.
+        self._payloads[task_id] = payload
+        if type(payload) is not bytes:
+            self._objects.task_arrived(task_id, payload)
+        self._tell(ev.SpecDefined(ClientNumber(ACTORS_CLIENT), number, spec))
+        self._tell(ev.TasksSubmitted(ClientNumber(ACTORS_CLIENT), number, [task_id]))
+
+    def tell_cluster(self, event: Any) -> None:
+        """Something has happened."""
+        self._tell(event)
+
+    def restore_token(self, oid: int, holder: str) -> None:
+        """There is such an object, if there is none yet, and somebody refers to it."""
+        self._objects.restore(oid, b"", holder)
+
+    def forget_holder(self, holder: str) -> None:
+        """It refers to nothing any more."""
+        self._objects.peer_gone(holder)
+
+    def name_of(self, client: int) -> str:
+        """For people."""
+        peer = self._clients.get(ClientNumber(client))
+        return peer.name if peer is not None else "a client that has left"
+
+    def call_later(self, seconds: float, what: Any) -> None:
+        """Once."""
+        self._loop.call_later(seconds, what)
 
     # --- script jobs: what runtime.job_service needs (its Mesh)
 

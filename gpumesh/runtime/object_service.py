@@ -428,6 +428,18 @@ class ObjectService:
             for key, count in self._expected.pop(message.oid, {}).items():
                 self.directory.grant(key, message.oid, count)
 
+    def restore(self, oid: int, data: bytes, holder: PeerKey) -> None:
+        """A small object whose content is known; `holder` refers to it from now on."""
+        if oid in self.directory:
+            self.directory.grant(holder, oid)
+            return
+        self.directory.declare(oid, len(data), peer=holder, owner="", refs=())
+        for key, count in self._expected.pop(oid, {}).items():
+            self.directory.grant(key, oid, count)
+        self._data[oid] = data
+        self._data_bytes += len(data)
+        self._settle(oid, None)
+
     def _put_again(self, peer: ObjectPeer, message: msg.PutObject) -> None:
         """Its maker is back with it: it goes on from the beginning, unless all of it is here."""
         oid = message.oid

@@ -57,6 +57,7 @@ class Actors(Calls):
     def __init__(self) -> None:
         super().__init__()
         self._names: Dict[str, Actor] = {}
+        self._tokens: Dict[int, int] = {}  # What handles refer to -> actor.
 
     # --- they begin
 
@@ -100,6 +101,8 @@ class Actors(Calls):
         self._tasks[ident] = actor
         spec.client.actors += 1
         self._awaited[actor] = None
+        if actor.plan.token:
+            self._tokens[actor.plan.token] = ident
         name = actor.plan.name
         if name:
             holder = self._names.setdefault(name, actor)
@@ -121,6 +124,7 @@ class Actors(Calls):
                 ident,
                 {
                     "actor": ident,
+                    "is_gone": True,
                     "reason": f"actor {show_actor(ident)} was never created: what its constructor needs has failed",
                 },
             )
@@ -288,7 +292,7 @@ class Actors(Calls):
             details = {
                 **{key: told[key] for key in ("exit", "stderr", "pid") if key in told},
                 "reason": text,
-                "worker": worker.id,
+                "worker": f"{host} ({worker.id})",
             }
             if type(cause) is bytes:
                 details["cause"] = cause
@@ -319,8 +323,8 @@ class Actors(Calls):
         else:
             details = {
                 "reason": f"{text}; its state was lost, and it is started again",
-                "worker": worker.id,
-                "restarting": True,
+                "worker": f"{host} ({worker.id})",
+                "is_gone": False,
             }
             self._part(actor, worker, self._details(actor, details), actions)
         actor.state = ActorState.WAITING if status == _NOT_RUN else ActorState.RESTARTING
@@ -379,6 +383,7 @@ class Actors(Calls):
         self._awaited.pop(actor, None)
         if self._names.get(actor.plan.name) is actor:
             del self._names[actor.plan.name]
+        self._tokens.pop(actor.plan.token, None)
         actor.state = ActorState.DEAD
         self._note_death(actor.id, details)
 
@@ -388,7 +393,7 @@ class Actors(Calls):
             self._dead.popitem(last=False)
 
     def _details(self, actor: Actor, details: Dict[str, Any]) -> Dict[str, Any]:
-        return {"actor": actor.id, "name": actor.plan.name, **details}
+        return {"actor": actor.id, "name": actor.plan.name, "is_gone": True, **details}
 
     @staticmethod
     def _called(actor: Actor) -> str:
@@ -465,6 +470,8 @@ class Actors(Calls):
             spec.client.actors += 1
             self._tasks[ident] = actor
             self._adopted[ident] = None
+            if actor.plan.token:
+                self._tokens[actor.plan.token] = ident
             if actor.plan.name:
                 self._names.setdefault(actor.plan.name, actor)
         self._supervision.resume(ident, attempt)
@@ -595,6 +602,10 @@ class Actors(Calls):
     def find_actor(self, *, name: str = "", ident: int = 0) -> Optional[Actor]:
         """The living actor with this name, or id."""
         return self._names.get(name) if name else self._actors.get(ident)
+
+    def actor_of_token(self, oid: int) -> int:
+        """The living actor whose handles refer to this object; 0 if it is no such object."""
+        return self._tokens.get(oid, 0)
 
     def actor_views(self) -> List[Dict[str, Any]]:
         """One dict for each actor, in order of creation; the shape of `mesh.actors()`."""
