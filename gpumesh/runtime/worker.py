@@ -23,6 +23,8 @@ from gpumesh.protocol.messages import (
     RegisterWorker,
     ReleaseRefs,
     RunTasks,
+    StreamCredit,
+    StreamItems,
     TaskOutput,
     TasksFinished,
     WorkerChanged,
@@ -39,6 +41,7 @@ from gpumesh.runtime.standing import Standing
 if TYPE_CHECKING:
     from gpumesh.runtime.readings import Holders
     from gpumesh.runtime.worker_objects import WorkerObjects
+    from gpumesh.runtime.worker_streams import WorkerStreams
 
 logger = logging.getLogger("gpumesh.worker")
 
@@ -86,6 +89,7 @@ class WorkerAgent(PoolOwner):
         self._lost: asyncio.Future[MeshError] = self._loop.create_future()  # Of the current connection.
         self._has_joined = False
         self._objects: Optional[WorkerObjects] = None
+        self._streams: Optional[WorkerStreams] = None
         self._is_stopping = False
         self._obedience = Obedience(self.standing, self._pool, lambda: self._objects.inputs if self._objects else None)
         self._owner = OwnerWatch(rules_file, self._obedience.change_offer) if rules_file else None
@@ -223,6 +227,8 @@ class WorkerAgent(PoolOwner):
                 self._specs[message.number] = self._pool.define_spec(fields, cores=fields[2][5], timeout=float(fields[3]))
             elif kind is ForgetResults:
                 self._kept.forget(message.task_ids)
+                if self._streams is not None:
+                    self._streams.forget(message.task_ids)
                 if self._objects is not None and self._objects.has_leftovers:
                     self._objects.forgotten()
             elif kind is MeshChanged:
@@ -232,6 +238,9 @@ class WorkerAgent(PoolOwner):
                 if self._objects is not None:
                     wanted = self._objects.inputs.recall(wanted, kill=message.kill)
                 self._pool.recall(wanted, kill=message.kill, force=message.force)
+            elif kind is StreamCredit:
+                if self._streams is not None:
+                    self._streams.on_credit(message)
             elif kind is Established:
                 self._join(link)
             elif kind is Closed and not self._lost.done():
@@ -254,6 +263,8 @@ class WorkerAgent(PoolOwner):
         held = tuple((spec, cards, ordinal, tuple(tasks)) for spec, cards, ordinal, tasks in self._pool.held())
         link.send(RegisterWorker(self.worker_id, facts, held, tuple(self._kept.attempts())))
         passing = self._objects.connected(link) if self._objects is not None else None
+        if self._streams is not None:
+            self._streams.connected()
         for results in self._kept.batches():
             link.send(TasksFinished(results))
         if passing:
@@ -297,6 +308,8 @@ class WorkerAgent(PoolOwner):
     def on_results(self, results: List[Tuple[int, int, int, Any, float]]) -> None:
         if self._objects is not None:
             self._objects.reported(results)
+        if self._streams is not None:
+            self._streams.on_results(results)
         self._kept.add(results)
         if self._link is not None and self._link.connection.established:
             self._link.send(TasksFinished(results))
@@ -333,7 +346,12 @@ class WorkerAgent(PoolOwner):
             from gpumesh.runtime.worker_objects import WorkerObjects
 
             self._objects = WorkerObjects(
-                self._loop, self._pool, report=self.on_results, on_idle=self._leave_if_done, kept=self._kept.values
+                self._loop,
+                self._pool,
+                report=self.on_results,
+                on_idle=self._leave_if_done,
+                kept=self._kept.values,
+                streamed=lambda: self._streams.kept() if self._streams is not None else (),
             )
             if self._link is not None and self._link.connection.established:
                 self._objects.began(self._link)
@@ -355,9 +373,18 @@ class WorkerAgent(PoolOwner):
             self._objects.unreported(results)
 
     def on_runner_message(self, runner: int, kind: Any, message: Any) -> None:
+        if kind is StreamItems:
+            if self._streams is None:
+                from gpumesh.runtime.worker_streams import WorkerStreams
+
+                self._streams = WorkerStreams(self.tell, self._pool.send, self._open_objects)
+            self._streams.on_items(runner, message)
+            return
         self._open_objects().runner_message(runner, kind, message)
 
     def on_runner_gone(self, runner: int) -> None:
+        if self._streams is not None:
+            self._streams.runner_gone(runner)
         if self._objects is not None:
             self._objects.runner_gone(runner)
 

@@ -25,7 +25,7 @@ from collections import OrderedDict
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple, Union
 
 from gpumesh.config import MIB
-from gpumesh.model.payloads import Stored, payload_bytes
+from gpumesh.model.payloads import Stored, mentioned, payload_bytes
 from gpumesh.protocol import messages as msg
 from gpumesh.protocol.connection import ObjectDelivered
 from gpumesh.runtime import settings
@@ -67,6 +67,7 @@ class WorkerObjects:
         report: Results of tasks that never reached the pool.
         on_idle: Called when a worker that is leaving may have nothing left to do here.
         kept: The results that are kept until they have arrived.
+        streamed: Values of generators that are kept until they have been taken.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class WorkerObjects:
         report: Callable[[List[Result]], None],
         on_idle: Callable[[], None],
         kept: Callable[[], Iterable[Result]],
+        streamed: Callable[[], Iterable[Any]] = tuple,
     ) -> None:
         self.pool = pool
         self.link: Optional[PeerLink] = None
@@ -84,6 +86,7 @@ class WorkerObjects:
         self.loop = loop
         self._on_idle = on_idle
         self._kept = kept
+        self._streamed = streamed
         self._way: Optional[_Store] = None
         self._own: Optional[OwnStore] = None  # Stays for the next connection.
         self._undecided: List[Callable[[], None]] = []  # What waits for the way to be known.
@@ -127,6 +130,9 @@ class WorkerObjects:
             for oid in others:
                 counts[oid] = counts.get(oid, 0) + 1
                 passing[oid] = passing.get(oid, 0) + 1
+        for payload in self._streamed():
+            for oid in mentioned(payload):
+                counts[oid] = counts.get(oid, 0) + 1
         for oid, (message, _) in list(self._made.items()):
             if counts.get(oid) and self._offer(message):
                 counts[oid] -= 1
@@ -210,6 +216,8 @@ class WorkerObjects:
     def _prune(self) -> None:
         """Forget what nobody would want to have put again."""
         needed: Set[int] = {oid for found in mentions(self._kept()) for oid in found}  # Only asked for membership.
+        for payload in self._streamed():
+            needed.update(mentioned(payload))
         for account in self._accounts.values():
             needed.update(account.grants)
         self._made = {oid: made for oid, made in self._made.items() if oid in needed}
@@ -396,6 +404,29 @@ class WorkerObjects:
             runner = self._results.pop(oid, None) if oid else None
             if runner is not None and self._take_grants(runner, oid, 1):
                 self.send(msg.ReleaseRefs([(oid, 1)]))
+
+    # --- values of generators
+
+    def keep_item(self, runner: int, payload: Any) -> None:
+        """A runner's generator has made a value that refers to objects: from now on they are held here, not by the runner."""
+        own = _result_oid(payload)
+        others = mentioned(payload)
+        if own:
+            others.remove(own)
+            self._results.pop(own, None)
+            self._take_grants(runner, own, 1)
+        if others:
+            self.send(msg.HoldRefs(others))
+
+    def drop_items(self, payloads: Iterable[Any]) -> None:
+        """Such values are not kept any more."""
+        counts: Dict[int, int] = {}
+        for payload in payloads:
+            for oid in mentioned(payload):
+                counts[oid] = counts.get(oid, 0) + 1
+        self.send(msg.ReleaseRefs(list(counts.items())))
+        if self._leftovers:
+            self._prune()
 
     # --- runners
 
