@@ -135,6 +135,11 @@ class Exporter:
         entries[key] = _Entry(owner, retry_on, exported, watch, frozen)
 
 
+def export_body(body: Body, name: str, modules: Tuple[str, ...] = ()) -> Exported:
+    """A body that is no function, to be sent as one is."""
+    return Exported(_digest(body), body, name, "", modules)
+
+
 def load(body: Body) -> Tuple[Callable[..., Any], ExceptionTypes]:
     """Rebuild an exported function and the exception types that it is retried on.
 
@@ -154,7 +159,7 @@ def check_callable(function: Any) -> None:
     target = unwrap(function)
     if not callable(target):
         raise SerializationError(f"{target!r} is not callable; a task needs a function")
-    flags = _code_flags(target)
+    flags = code_flags(target)
     if flags & (_CO_GENERATOR | _CO_ASYNC_GENERATOR):
         kind = "an asynchronous generator function" if flags & _CO_ASYNC_GENERATOR else "a generator function"
         name = display_name(target)
@@ -188,7 +193,8 @@ def _modules(pickler: Any) -> Tuple[str, ...]:
     return tuple(sorted(name for name in names if isinstance(name, str)))
 
 
-def _code_flags(function: Any) -> int:
+def code_flags(function: Any) -> int:
+    """The `co_flags` of the code that calling it runs; 0 where that is not known."""
     for _ in range(20):
         if type(function) is functools.partial:
             function = function.func
