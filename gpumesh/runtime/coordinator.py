@@ -42,6 +42,8 @@ from gpumesh.protocol.messages import (
     ResultsReceived,
     RunTasks,
     SessionResumed,
+    StreamCredit,
+    StreamItems,
     SubmitJob,
     SubmitTasks,
     TaskNotice,
@@ -53,12 +55,13 @@ from gpumesh.protocol.messages import (
     WorkerReadings,
 )
 from gpumesh.protocol.object_errors import LOST
-from gpumesh.runtime import settings, system
+from gpumesh.runtime import nested_service, settings, system
 from gpumesh.runtime.event_log import EventLog
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
 from gpumesh.runtime.link import PeerLink, Turn
 from gpumesh.runtime.loop import Alarm
 from gpumesh.runtime.object_service import ObjectService, awaited_tasks, is_payload
+from gpumesh.runtime.stream_service import StreamService
 from gpumesh.runtime.worker_events import note_changes
 from gpumesh.scheduler import actions as act
 from gpumesh.scheduler import events as ev
@@ -201,6 +204,13 @@ class Coordinator:
             on_unneeded=self._on_object_unneeded,
             tell=lambda news: self._perform(self._cluster.handle(news, self._loop.time())),
         )
+        self._streams = StreamService(
+            self._objects,
+            send_to_client=self._send_to_client,
+            send_to_worker=self._send_to_worker,
+            on_result=self._on_held_result,
+            on_all_sent=self._on_stream_sent,
+        )
         self.events = _event_log(journal)
         self._objects.on_spilled = self._on_spilled
         self._healthy = 0
@@ -338,6 +348,7 @@ class Coordinator:
                 self._open_actors().coming_back(held)
             is_near = link.is_local and facts.hostname == socket.gethostname()
             self._perform(self._cluster.handle(ev.WorkerConnected(ident, facts, is_near, held, finished), now))
+            self._streams.worker_back(ident)
         elif kind is RegisterClient and role == "client":
             number = ClientNumber(message.client)
             if not ACTORS_CLIENT < number < CLIENT_LIMIT:  # That one and JOBS_CLIENT are our own.
@@ -401,6 +412,7 @@ class Coordinator:
         arriving: List[int] = []
         if worker.link is not None and not worker.link.has_ended:  # Else its process is dead.
             arriving = [result[0] for held in self._held.values() for ident, result in held if ident == worker.ident]
+            arriving += self._streams.results_of(worker.ident)
         self._cut_off(worker)
         self._perform(self._cluster.handle(ev.WorkerAway(worker.ident, reason, arriving), self._loop.time()))
 
@@ -413,8 +425,10 @@ class Coordinator:
         if type(peer) is _Worker:
             for oid in list(self._held):  # It sends these again.
                 self._held[oid] = [held for held in self._held[oid] if held[0] != peer.ident]
+            self._streams.worker_away(peer.ident)
             self._objects.peer_away(peer.ident)
         elif type(peer) is _Client:
+            self._streams.client_away(peer.number)
             for ident, results in peer.unconfirmed:
                 for result in results:
                     self._keep(peer, ident, result)
@@ -438,6 +452,7 @@ class Coordinator:
     def _on_worker_gone(self, worker: _Worker, reason: str, how: str, *, has_work: bool) -> None:
         """`how` is "left" or "died"; `has_work`: as far as is known, tasks were lost with it, however it went."""
         del self._workers[worker.ident]
+        self._streams.worker_gone(worker.ident)
         how = "left" if worker.is_leaving else how
         if self._journal is not None:
             if has_work:
@@ -458,6 +473,7 @@ class Coordinator:
         """Nothing is kept for it any more."""
         if self._clients.get(client.number) is client:
             del self._clients[client.number]
+            self._streams.client_gone(client.number)
             self._objects.peer_gone(client.number)
             for ident, results in client.unconfirmed:
                 self._forget_results(ident, [result[0] for result in results])
@@ -536,10 +552,15 @@ class Coordinator:
             self._perform(self._cluster.handle(ev.CancelRequested(client.number, message.task_ids), now))
         elif kind is ResultsReceived:
             self._on_received(client, message.count)
+        elif kind is StreamCredit:
+            problem = self._streams.on_credit(client.number, message)
+            if problem:
+                self._refuse(link, "protocol", problem)
         elif kind is ResubmissionEnds:
             client.answered = None
             for task_id in list(client.kept):
-                self._drop_kept(client, task_id)
+                if task_id not in self._streams.ending:
+                    self._drop_kept(client, task_id)
             self._objects.peer_renewed(client.number)
             self._perform(self._cluster.handle(ev.ResubmissionEnded(client.number), now))
         elif kind is DefineFunction:
@@ -597,7 +618,13 @@ class Coordinator:
                     self._refuse(link, "protocol", "these are not results of tasks")
                     return
                 results = self._hold_back(worker, results)
+            if self._streams.held:
+                results = self._streams.hold_back(worker.ident, results)
             self._on_results(worker, results, now, has_objects=has_objects)
+        elif kind is StreamItems:
+            problem = self._streams.on_items(worker.ident, message)
+            if problem:
+                self._refuse(link, "protocol", problem)
         elif kind is TaskOutput:
             self._forward_output(message)
         elif kind is WorkerChanged:
@@ -689,7 +716,33 @@ class Coordinator:
             here.append(result)
         return here
 
+    def _on_held_result(self, ident: str, result: Any) -> None:
+        """The values of its stream that were before it have gone on."""
+        worker = self._workers.get(WorkerId(ident))
+        if worker is not None:
+            self._on_results(worker, self._hold_back(worker, [result]), self._loop.time(), has_objects=True)
+
+    def _on_stream_sent(self, number: int, task_id: int) -> None:
+        """A client that is back has the values before a result that was kept for it."""
+        client = self._clients.get(ClientNumber(number))
+        if client is not None and client.link is not None and task_id in client.kept:
+            ident, result = client.kept[task_id]
+            self._send_kept(client, ident, [result])
+
+    def _send_to_client(self, number: int, message: Any) -> bool:
+        client = self._clients.get(ClientNumber(number))
+        if client is None or client.link is None:
+            return False
+        client.link.send(message)
+        return True
+
+    def _send_to_worker(self, ident: str, message: Any) -> None:
+        worker = self._workers.get(WorkerId(ident))
+        if worker is not None and worker.link is not None:
+            worker.link.send(message)
+
     def _on_object_settled(self, oid: int) -> None:
+        self._streams.object_settled(oid)
         for ident, result in self._held.pop(oid, ()):
             worker = self._workers.get(ident)
             if worker is None:
@@ -729,6 +782,9 @@ class Coordinator:
             link.send(Answer(query.number, self.events.since(since if type(since) is int else 0), ""))
         elif query.what == "objects":
             link.send(Answer(query.number, {**self._objects.usage(), "objects": self._objects.views()}, ""))
+        elif query.what in nested_service.QUESTIONS:
+            found = nested_service.answer(query.what, query.arguments, self._objects.directory, self._payloads)
+            link.send(Answer(query.number, found, ""))
         elif query.what == "jobs" or query.what.startswith("job-") or query.what == "job":
             self._open_jobs().on_message(client.number, query)
         elif query.what == "actors" or query.what == "actor":
@@ -884,6 +940,9 @@ class Coordinator:
                     supplied += 1
         for result in action.results:
             payloads.pop(result[0], None)
+        if self._streams.sources:
+            for result in action.results:
+                self._streams.ended(result[0])
         if self._incoming_has_objects and action.client in self._clients:
             for result in action.results:
                 if type(result[2]) is not bytes and result[1] == _OK:
@@ -987,6 +1046,7 @@ class Coordinator:
         ready: Dict[str, List[Result]] = {}
         is_final = True if not client.kept else self._cluster.retries_of(client.number, message.spec) == 0
         answered = client.answered or ()
+        is_stream = self._cluster.is_stream(client.number, message.spec)
         for task_id, payload in zip(message.task_ids, message.payloads):
             if task_id in answered:
                 continue  # It has crossed its result.
@@ -995,6 +1055,9 @@ class Coordinator:
                 ident, result = kept
                 if is_final or result[1] not in _TRIED_AGAIN:
                     kept_ids.append(task_id)
+                    if is_stream and WorkerId(ident) in self._workers:
+                        self._streams.send_all_before(task_id, ident)
+                        continue
                     ready.setdefault(ident, []).append(result)
                     continue
                 self._drop_kept(client, task_id)
@@ -1007,6 +1070,8 @@ class Coordinator:
             self._tell(ev.TasksConfirmed(client.number, confirmed, kept_ids))
         for ident, results in ready.items():
             self._send_kept(client, ident, results)
+        if is_stream:
+            self._streams.send_again([*confirmed, *ids])
         return SubmitTasks(message.spec, ids, payloads, True)
 
     def _send_kept(self, client: _Client, ident: str, results: List[Result]) -> None:
@@ -1040,6 +1105,7 @@ class Coordinator:
         """A task has ended without a result."""
         self._payloads.pop(task_id, None)
         self._late.pop(task_id, None)
+        self._streams.ended(task_id)
         if self._objects.directory.has_task_holds:
             self._objects.task_ended(task_id)
 

@@ -44,7 +44,19 @@ def item_bytes(payload: Any) -> int:
 class _Stream:
     """One generator's values, as far as they have not been taken."""
 
-    __slots__ = ("task_id", "attempt", "lock", "batch", "batch_bytes", "count", "limit", "sizes", "under_way", "sent_at", "on_credit")
+    __slots__ = (
+        "task_id",
+        "attempt",
+        "lock",
+        "batch",
+        "batch_bytes",
+        "count",
+        "limit",
+        "sizes",
+        "under_way",
+        "sent_at",
+        "on_credit",
+    )
 
     def __init__(self, task_id: int, attempt: int) -> None:
         self.task_id = task_id
@@ -189,7 +201,10 @@ class RunnerStreams:
             if not arrival.done() and stream.may_go_on():
                 arrival.set_result(None)
 
-        stream.on_credit = lambda: loop.call_soon_threadsafe(look)
+        def tell() -> None:
+            loop.call_soon_threadsafe(look)
+
+        stream.on_credit = tell
         if reads:
             loop.add_reader(self._channel.fileno(), self._channel.receive_now)
         try:

@@ -25,6 +25,7 @@ from gpumesh.protocol.messages import StreamCredit, StreamItems
 if TYPE_CHECKING:
     from gpumesh.runtime.worker_objects import WorkerObjects
 
+NOTHING_KEPT = -1  # Instead of an attempt: there is nothing here of a stream that was asked for.
 BATCH_BYTES = GENERATOR_WINDOW_BYTES // 4  # Of values that are sent again in one message.
 
 
@@ -84,6 +85,8 @@ class WorkerStreams:
         """The consumer has taken some, or wants what he has not taken to be sent again."""
         stream = self._streams.get(message.task_id)
         if stream is None:
+            if not message.limit:
+                self._tell(StreamItems(message.task_id, NOTHING_KEPT, 0, []))
             return
         if not message.limit:
             self._send_again(message.task_id, stream)

@@ -211,6 +211,12 @@ class Cluster(Actors):
         spec = known.specs.get(spec_number) if known is not None else None
         return spec.spec.retries if spec is not None else 0
 
+    def is_stream(self, client: ClientNumber, spec_number: int) -> bool:
+        """Whether tasks of a client's spec send their values one by one."""
+        known = self._clients.get(client)
+        spec = known.specs.get(spec_number) if known is not None else None
+        return spec is not None and spec.spec.is_stream
+
     # --- workers
 
     def _on_started(self, event: ev.Started, now: float, actions: List[Action]) -> None:
