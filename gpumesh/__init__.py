@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, List
 if TYPE_CHECKING:
     from gpumesh import errors
     from gpumesh.client.accelerate import AcceleratedFunction
-    from gpumesh.client.context import get, put
+    from gpumesh.client.context import current_mesh, get, put
     from gpumesh.client.decorator import accelerate
     from gpumesh.client.futures import MeshFuture
     from gpumesh.client.mesh import GPUMesh
@@ -40,6 +40,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "as_completed",
+    "current_mesh",
     "errors",
     "get",
     "put",
@@ -55,6 +56,7 @@ _HOMES = {
     "__version__": "gpumesh.version",
     "accelerate": "gpumesh.client.decorator",
     "as_completed": "gpumesh.client.waiting",
+    "current_mesh": "gpumesh.client.context",
     "errors": "",
     "get": "gpumesh.client.context",
     "put": "gpumesh.client.context",

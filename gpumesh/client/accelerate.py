@@ -9,11 +9,12 @@ import types
 from sys import modules as _modules
 from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterable, List, Optional, Tuple, TypeVar, cast
 
-from gpumesh.client.decorator import accelerate
+from gpumesh.client.context import current_mesh
 from gpumesh.client.futures import MeshFuture
 from gpumesh.client.options import DEFAULTS, Options, bound_to, make_options
 from gpumesh.config import INLINE_VALUE_BYTES
 from gpumesh.model.resources import show_requirement
+from gpumesh.runtime import nesting
 from gpumesh.serialization import refs
 from gpumesh.serialization.functions import Exporter, check_callable, display_name, unwrap
 from gpumesh.serialization.values import dumps_call
@@ -41,12 +42,15 @@ _exporter = Exporter()
 class _Recipe:
     """What an accelerated function shares with the copies bound to objects: the function, its options, and where it goes."""
 
-    __slots__ = ("function", "options", "mesh", "kind", "name", "_known", "_device")
+    __slots__ = ("function", "options", "mesh", "is_rebound", "kind", "name", "_known", "_device")
 
-    def __init__(self, function: Callable[..., Any], options: Options, mesh: Optional[GPUMesh], kind: str) -> None:
+    def __init__(
+        self, function: Callable[..., Any], options: Options, mesh: Optional[GPUMesh], kind: str, *, is_rebound: bool = False
+    ) -> None:
         self.function = function
         self.options = options
         self.mesh = mesh  # None: the installed one, or the default, at the first use.
+        self.is_rebound = is_rebound  # By `on`: also inside a task that is its mesh, and not the task's.
         self.kind = kind  # "function" (binds to an object as methods do), "class" or "static".
         self.name = options.name or display_name(function)
         self._known: Any = (None, None, None, None)  # Exported, session, handle and travel that belong together.
@@ -58,7 +62,8 @@ class _Recipe:
         known = self._known
         if known[0] is exported and known[1] is session and known[3].holds():
             handle: SpecHandle = known[2]
-            return handle
+            if not session.is_nested or handle.spec.depth == session.depth:
+                return handle
         travel = session.travel(exported, self.options.packages)
         spec = self.options.spec(function=exported.digest, name=exported.name, python=exported.python)
         if travel.cargo is not None:
@@ -141,8 +146,8 @@ class AcceleratedFunction(Generic[P, R]):
         """
         recipe = self._recipe
         mesh = recipe.mesh
-        if mesh is None:
-            mesh = _default_mesh()
+        if mesh is None or (nesting.mesh is not None and not recipe.is_rebound):
+            mesh = current_mesh()
         session = mesh._session
         if session is None:
             session = mesh._start()
@@ -197,7 +202,9 @@ class AcceleratedFunction(Generic[P, R]):
         from gpumesh.client.streams import open_stream
 
         recipe = self._recipe
-        mesh = recipe.mesh if recipe.mesh is not None else _default_mesh()
+        mesh = recipe.mesh
+        if mesh is None or (nesting.mesh is not None and not recipe.is_rebound):
+            mesh = current_mesh()
         session = mesh._session if mesh._session is not None else mesh._start()
         if more:
             columns = (items, *more)
@@ -245,7 +252,13 @@ class AcceleratedFunction(Generic[P, R]):
         recipe = self._recipe
         copy: Any = AcceleratedFunction.__new__(AcceleratedFunction)
         copy.__dict__.update(self.__dict__)
-        copy._recipe = _Recipe(recipe.function, options, mesh if mesh is not None else recipe.mesh, recipe.kind)
+        copy._recipe = _Recipe(
+            recipe.function,
+            options,
+            mesh if mesh is not None else recipe.mesh,
+            recipe.kind,
+            is_rebound=mesh is not None or recipe.is_rebound,
+        )
         return copy
 
     # --- methods of classes
@@ -338,15 +351,6 @@ def _refuse_what_cannot_run(function: Any) -> None:
     if isinstance(target, type):
         raise TypeError(f"accelerate takes functions, and {target.__qualname__} is a class; decorate its methods instead")
     check_callable(target)
-
-
-def _default_mesh() -> GPUMesh:
-    mesh = accelerate.mesh
-    if mesh is None:
-        from gpumesh.client.mesh import default_mesh
-
-        mesh = default_mesh()
-    return mesh
 
 
 def _log_end(device: str, future: Any) -> None:

@@ -861,6 +861,11 @@ class Channel:
         return [task_id for task_id in list(self._pending) if any(first <= task_id < end for first, end in ranges)]
 
     @property
+    def next_id(self) -> int:
+        """The id of the task that is submitted next."""
+        return self._next_id
+
+    @property
     def pending_tasks(self) -> int:
         """How many tasks have not ended yet, lives of actors aside."""
         return len(self._pending) - len(self.standing)

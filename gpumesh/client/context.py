@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from typing import Any, Callable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
 
+from gpumesh.client.decorator import accelerate
+from gpumesh.runtime import nesting
 from gpumesh.serialization import refs
 from gpumesh.serialization.refs import ObjectRef, Space
+
+if TYPE_CHECKING:
+    from gpumesh.client.mesh import GPUMesh
 
 
 def put(value: Any) -> ObjectRef:
@@ -21,15 +26,26 @@ def get(wanted: Any, *, timeout: Optional[float] = None) -> Any:
     return get_from(_space, wanted, timeout)
 
 
+def current_mesh() -> GPUMesh:
+    """The mesh at hand: inside a task, or a method of an actor, the one that runs it; elsewhere that of `accelerate.install`, or else
+    `GPUMesh()`.
+
+    Inside a task it needs neither address nor token. What is submitted through it belongs to the task: what has not ended when the task
+    has is cancelled.
+    """
+    installed = accelerate.mesh
+    if installed is not None and nesting.mesh is None:
+        return installed
+    from gpumesh.client.mesh import default_mesh
+
+    return default_mesh()
+
+
 def _space() -> Space:
     space = refs.current_space()
     if space is not None:
         return space
-    from gpumesh.client.decorator import accelerate
-    from gpumesh.client.mesh import default_mesh
-
-    mesh = accelerate.mesh if accelerate.mesh is not None else default_mesh()
-    return mesh._open_session().objects()
+    return current_mesh()._open_session().space()
 
 
 def check_put(value: Any) -> None:

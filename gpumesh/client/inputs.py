@@ -261,6 +261,8 @@ def _moved(ref: ObjectRef, space: ObjectSpace) -> ObjectRef:
         return ref
     if owner.table.is_foreign:  # Of the process that was forked: the same mesh.
         return ObjectRef(ref.oid, ref.nbytes, space)
+    if space.is_nested and owner is refs.process_space():
+        return ref  # The same mesh; see `Session.adopt`.
     return space.put(owner.get(ref))
 
 

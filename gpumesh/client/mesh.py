@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, 
 from gpumesh.config import CONNECT_SECONDS, DEFAULT_PORT, DISTRIBUTE_TIMEOUT_SECONDS, RECONNECT_SECONDS
 from gpumesh.errors import MeshClosedError
 from gpumesh.network.address import parse_address
+from gpumesh.runtime import nesting
 from gpumesh.runtime.settings import read_environment, resolve_connection
 
 if TYPE_CHECKING:
@@ -79,6 +80,9 @@ class GPUMesh:
         self._set_up(environment.verbosity, name or "")
         self._connect_timeout = connect_timeout
         self._shipped = [ship] if isinstance(ship, (str, os.PathLike)) else list(ship)
+        if nesting.mesh is not None and (url is None or parse_address(url).url == nesting.mesh[0]):
+            self._join_task(nesting.mesh[0])
+            return
         if environment.is_local:
             if url is not None:
                 parse_address(url)
@@ -99,6 +103,15 @@ class GPUMesh:
             name=self._name,
         )
         self._end_with_me(self._session, None)
+        for path in self._shipped:
+            self._session.ship(path)
+
+    def _join_task(self, url: str) -> None:
+        """Inside a task: its mesh, by the connection that its process has for all of these."""
+        from gpumesh.client.nested import task_session
+
+        self.url = url
+        self._session = task_session()
         for path in self._shipped:
             self._session.ship(path)
 
@@ -387,7 +400,7 @@ class GPUMesh:
         from gpumesh.client.context import check_put
 
         check_put(value)
-        return self._open_session().objects().put(value)
+        return self._open_session().space().put(value)
 
     def get(self, refs: Any, *, timeout: Optional[float] = None) -> Any:
         """The value of a reference; of a list or tuple of them, the list of their values, fetched side by side.
@@ -407,7 +420,7 @@ class GPUMesh:
         """
         from gpumesh.client.context import get_from
 
-        return get_from(lambda: self._open_session().objects(), refs, timeout)
+        return get_from(lambda: self._open_session().space(), refs, timeout)
 
     def ship(self, path: Union[str, os.PathLike[str]]) -> None:
         """Send a folder's content, or a file, along with every function from now on.
@@ -539,7 +552,7 @@ class GPUMesh:
             self._session = None
         if self._finalizer is not None:
             self._finalizer.detach()
-        if session is not None:
+        if session is not None and not session.is_nested:  # That is of the process, and ends with it.
             session.close(MeshClosedError("the mesh was closed"))
         if embedded is not None:
             embedded.close()
@@ -564,6 +577,8 @@ class GPUMesh:
     def __repr__(self) -> str:
         if self._is_closed:
             state = "closed"
+        elif self._session is not None and self._session.is_nested:
+            state = f"{self.url}, inside a task"
         elif self._embedded is not None:
             state = "on this machine"
         elif self._session is not None and self._session.is_local_fallback:

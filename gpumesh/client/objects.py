@@ -170,6 +170,7 @@ class ObjectSpace:
 
     def __init__(self, channel: Channel, wake: Callable[[], None]) -> None:
         self.table = RefTable(wake)
+        self.is_nested = channel.is_nested  # Objects of the process's own space are known here, too.
         self._channel = channel
         self._wake = wake
         self._sequence = itertools.count(1)

@@ -26,6 +26,7 @@ from gpumesh.network.address import parse_address
 if TYPE_CHECKING:
     from gpumesh.client.inputs import Call
     from gpumesh.client.objects import ObjectSpace
+    from gpumesh.serialization.refs import Space
 
 __all__ = ["LocalMesh", "Session", "Sink", "SpecHandle"]
 
@@ -73,8 +74,6 @@ class Session:
 
     is_nested = False
     """Whether it is inside a task, and what it submits belongs to that."""
-    depth = 0
-    """Tasks that what it submits now is inside of."""
 
     def __init__(
         self,
@@ -187,6 +186,15 @@ class Session:
             if channel.end is None or self._closed is not None:
                 raise
         return self._choose().submit_many(handle, payloads, sink)
+
+    @property
+    def depth(self) -> int:
+        """Tasks that what it submits now is inside of."""
+        return 0
+
+    def space(self) -> Space:
+        """Where the user's values are put; connects on first use. Raises as `submit`."""
+        return self.objects()
 
     def adopt(self, payload: Any) -> None:
         """Get ready what else the process knows of the mesh, before this payload mentions it. Nothing where that is nothing."""

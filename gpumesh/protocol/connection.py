@@ -297,6 +297,7 @@ class Connection:
         self._facts = facts
         self._peer = PeerFacts("", "", "")
         self._binding = binding
+        self._hands_over = False
         self._hello = b""
         self._challenge = b""
         self._decoder = frames.FrameDecoder(stepwise=True)
@@ -323,9 +324,25 @@ class Connection:
         self._ping_number = 0
 
     @classmethod
-    def dial(cls, *, role: str, token: str, nonce: bytes, now: float, facts: PeerFacts, binding: bytes = b"") -> Connection:
-        """The side that opened the socket. Its preamble and Hello wait in `data_to_send` at once."""
+    def dial(
+        cls,
+        *,
+        role: str,
+        token: str,
+        nonce: bytes,
+        now: float,
+        facts: PeerFacts,
+        binding: bytes = b"",
+        hands_over: bool = False,
+    ) -> Connection:
+        """The side that opened the socket. Its preamble and Hello wait in `data_to_send` at once.
+
+        Args:
+            hands_over: It is for somebody else, who goes on as `relayed`: what comes behind the handshake is left as it is; see
+                `take_rest`.
+        """
         self = cls(is_dialer=True, role=role, token=token, nonce=nonce, mesh="", now=now, facts=facts, binding=binding)
+        self._hands_over = hands_over
         self._queue([frames.PREAMBLE])
         self._hello = self._send_handshake(Hello(role, nonce, facts.gpumesh, facts.python, facts.platform))
         return self
@@ -344,6 +361,16 @@ class Connection:
         self._decoder = frames.FrameDecoder()
         self._open(0.0)
         self._deadline = _NEVER
+        return self
+
+    @classmethod
+    def relayed(cls, *, role: str, mesh: str, workers: int, now: float, facts: PeerFacts) -> Connection:
+        """The dialing side of a connection on which somebody else has shaken hands: open at once, and it goes on as any other."""
+        nonce = bytes(auth.NONCE_BYTES)
+        self = cls(is_dialer=True, role=role, token="", nonce=nonce, mesh=mesh, now=now, facts=facts, binding=b"")
+        self.workers = workers
+        self._decoder = frames.FrameDecoder()
+        self._open(now)
         return self
 
     @property
@@ -396,9 +423,13 @@ class Connection:
             events = self._handshake(now)
         except ProtocolError as error:
             return self._fail(error, tell="protocol")
-        if self.established:
+        if self.established and not self._hands_over:
             events.extend(self._messages(self._decoder.parse_rest()))
         return events
+
+    def take_rest(self) -> bytes:
+        """Of one that hands over: what has come behind the handshake. The first bytes for who goes on."""
+        return self._decoder.peek()
 
     def receive_data(self, data: Any, now: float) -> List[Any]:
         """The same for bytes at hand."""

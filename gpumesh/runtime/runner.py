@@ -30,6 +30,7 @@ from gpumesh.config import CONTROL_FRAME_BYTES, INLINE_VALUE_BYTES, RESULT_FLUSH
 from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import OutOfBand
 from gpumesh.protocol.messages import RunnerReady, TasksFinished
+from gpumesh.runtime import nesting
 from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, KEPT, REVOKED, SENT, SINCE, STARTED, Page
 from gpumesh.runtime.runner_base import KnownSpec, TaskProcess, await_now, become, take_streams
 from gpumesh.serialization import refs, values
@@ -55,6 +56,7 @@ class Runner(TaskProcess):
         self._held_bytes = 0
         self._number = 0  # Of the task started last.
         self._is_executing = False
+        self._current: Optional[Tuple[KnownSpec, int]] = None  # The task that is executed.
         self._flushes = 0
         self._last_sent = 0.0
         self._is_spent = False  # Its GPU does not answer this process any more; another one may have better luck.
@@ -63,6 +65,7 @@ class Runner(TaskProcess):
         """Serve until the agent closes the socket."""
         signal.signal(signal.SIGINT, self._on_signal)
         refs.set_process_space(self._objects)
+        nesting.find = self._running_task
         self._channel.send(RunnerReady(os.getpid()))
         queue = self._queue
         receive = self._channel.receive
@@ -99,6 +102,7 @@ class Runner(TaskProcess):
         if spec.script:
             self._run_script(spec, task_id, attempt, payload)
             return
+        self._current = (spec, task_id)
         status = _OK
         is_plain = type(payload) is bytes
         objects = self._objects
@@ -137,6 +141,10 @@ class Runner(TaskProcess):
                 arguments = keywords = value = None  # Arrays among them would keep their mappings open.
         except BaseException as error:  # noqa: BLE001  # User code may raise anything; it is told to its owner.
             status, result = self._failure(spec, error)
+        self._current = None
+        if nesting.running is not None:
+            nesting.ended(nesting.running)
+            nesting.running = None
         if spec.device is not None:
             self._is_spent = not spec.device.free()
             words[KEPT] = 1 + spec.device.kept
@@ -159,6 +167,14 @@ class Runner(TaskProcess):
             self._flush()
             if objects.is_used or refs.are_used:
                 objects.settle()
+
+    def _running_task(self) -> Optional[nesting.Running]:
+        """Somebody asks for the task that is executed: the client inside it."""
+        current = self._current
+        if current is not None and nesting.running is None:
+            spec, task_id = current
+            nesting.running = nesting.Running(task_id, spec.name, spec.depth)
+        return nesting.running
 
     def _stream(self, spec: KnownSpec, task_id: int, attempt: int, generator: Any) -> Any:
         """Send the values of a generator; what it returns."""

@@ -18,7 +18,7 @@ from gpumesh.model.outcomes import Status
 from gpumesh.model.resources import show_requirement
 from gpumesh.model.tasks import TaskSpec, spec_from_wire
 from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunTasks, StreamCredit
-from gpumesh.runtime import system
+from gpumesh.runtime import nesting, system
 from gpumesh.runtime.page import Page
 from gpumesh.runtime.runner_cards import DEVICE
 from gpumesh.runtime.runner_channel import RunnerChannel
@@ -263,6 +263,9 @@ def become(name: str, request: Dict[str, Any], fds: List[int]) -> Tuple[socket.s
     os.environ.update(request["environment"])
     if request.get("folder"):
         os.chdir(request["folder"])
+    if request.get("mesh"):
+        url, path = request["mesh"]
+        nesting.mesh = (url, path)
     sock = socket.socket(fileno=sock_fd)
     sock.setblocking(True)
     page = Page(page_fd)

@@ -31,6 +31,7 @@ from gpumesh.protocol.messages import (
     UnpinObjects,
 )
 from gpumesh.protocol.object_errors import from_text
+from gpumesh.runtime import nesting
 from gpumesh.runtime.runner_channel import RunnerChannel
 from gpumesh.serialization import refs, tensors, values
 
@@ -245,6 +246,8 @@ class RunnerObjects:
         """
         with refs.collecting() as collected:
             payload = values.dumps(value, what="the result", snapshot=False)
+        if collected:
+            self._tell_mentioned(collected)
         oids = tuple(collected)
         payload = self.keep(payload, oids)
         return Bundle(payload, (), oids) if oids else payload
@@ -305,6 +308,21 @@ class RunnerObjects:
             raise from_text(created.error)
         return created
 
+    def _tell_mentioned(self, collected: Dict[int, refs.ObjectRef]) -> None:
+        """The client in this process may have made some of these, and its word comes by another way than ours."""
+        if nesting.on_mentioned is not None:
+            others = [ref for ref in collected.values() if ref.space is not self]
+            if others:
+                nesting.on_mentioned(others)
+
+    def made_here(self) -> List[int]:
+        """Objects made by this process that it still refers to."""
+        return [oid for oid in self.table.counts() if self.is_made_here(oid)]
+
+    def is_made_here(self, oid: int) -> bool:
+        """Whether it was made by this process."""
+        return oid >> 32 == self._owner
+
     def _new_oid(self) -> int:
         if not self._owner:
             self._owner = (int.from_bytes(os.urandom(4), "little") >> (32 - _OWNER_BITS)) | 1
@@ -329,6 +347,8 @@ class RunnerObjects:
         self._enter()
         with refs.collecting() as collected:
             payload = values.dumps(value, what="the value", snapshot=False)
+        if collected:
+            self._tell_mentioned(collected)
         oids = list(collected)
         if payload_bytes(payload) > INLINE_VALUE_BYTES:
             stored = self._store(payload, oids)

@@ -79,6 +79,13 @@ class OutputTaker:
         """A runner has ended, and all it said has been heard."""
         raise AssertionError("overridden by the agent")
 
+    def mesh_for_tasks(self) -> Optional[Tuple[str, str]]:
+        """What processes are told of the mesh: see `runtime.nesting.mesh`."""
+        return None
+
+    def on_process_gone(self, pid: int) -> None:
+        """The process with this id has ended."""
+
 
 class Process:
     """One process, from the request to its last word."""
@@ -261,6 +268,7 @@ class RunnerProcesses:
             "environment": {},
             "path": self._path if environment == OWN_ENVIRONMENT else None,  # Else the spawner has it.
             "folder": self._folder,
+            "mesh": self._owner.mesh_for_tasks(),
             **(extra or {}),
         }
         fds = [theirs.fileno(), page_fd, out_write, err_write]
@@ -368,6 +376,8 @@ class RunnerProcesses:
         self._forget(process)
         if not self._is_closed:
             self._owner.on_runner_gone(process.ident)
+            if process.pid:
+                self._owner.on_process_gone(process.pid)
             process.user.on_process_down(process, started, finished, details)
 
     def _read_rest(self, process: Process) -> None:

@@ -36,6 +36,7 @@ from gpumesh.runtime.link import PeerLink
 from gpumesh.runtime.owner import Obedience, OwnerWatch
 from gpumesh.runtime.pool import Launch, PoolOwner, RunnerPool
 from gpumesh.runtime.reconnecting import Backoff, KeptResults
+from gpumesh.runtime.relay import Relay
 from gpumesh.runtime.standing import Standing
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class WorkerAgent(PoolOwner):
         self._pool = RunnerPool(
             self._loop, spawner, self, slots=facts.slots, cores=facts.cores, path=path, label=label, devices=facts.devices
         )
+        self._relay = Relay(self._loop, address, token)
         self._link: Optional[PeerLink] = None
         self._specs: Dict[int, int] = {}  # Number on this connection -> number in the pool.
         self._kept = KeptResults()
@@ -127,6 +129,7 @@ class WorkerAgent(PoolOwner):
             if self._link is not None:
                 self._link.close("the worker leaves")
             self._pool.close()
+            await self._relay.close()
             if self._objects is not None:
                 self._objects.close()
             if self._link is not None:
@@ -381,6 +384,13 @@ class WorkerAgent(PoolOwner):
             self._streams.on_items(runner, message)
             return
         self._open_objects().runner_message(runner, kind, message)
+
+    def mesh_for_tasks(self) -> Optional[Tuple[str, str]]:
+        path = self._relay.path
+        return (self.address.url, path) if path else None
+
+    def on_process_gone(self, pid: int) -> None:
+        self._relay.process_gone(pid)
 
     def on_runner_gone(self, runner: int) -> None:
         if self._streams is not None:

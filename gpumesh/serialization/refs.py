@@ -285,6 +285,11 @@ def current_space() -> Optional[Space]:
     return space if space is not None else _process_space
 
 
+def process_space() -> Optional[Space]:
+    """What `set_process_space` was given."""
+    return _process_space
+
+
 def is_task_process() -> bool:
     """Whether this process runs the tasks of a mesh."""
     return _process_space is not None
