@@ -79,8 +79,10 @@ class RunnerChannel:
         if not self._has_threads:
             self._is_reading = True
             if not self._has_threads:
-                is_open = self._take_in()
-                self._is_reading = False
+                try:
+                    is_open = self._take_in()
+                finally:
+                    self._is_reading = False
                 if self._has_threads:
                     with self._turn:
                         self._turn.notify_all()

@@ -123,9 +123,10 @@ class Spawner:
         return True
 
     def _fork(self, channel: _Channel, request: Dict[str, Any], poll: select.poll) -> None:
-        if request["role"] not in self._preloaded:
-            self._preloaded.add(request["role"])
-            preload(request["role"])
+        kind = "actor" if request.get("actor") else request["role"]
+        if kind not in self._preloaded:
+            self._preloaded.add(kind)
+            preload(kind)
         own: Optional[socket.socket] = None
         other: Optional[socket.socket] = None
         if request["role"] == "worker":
@@ -282,7 +283,11 @@ def run_role(request: Dict[str, Any], channel: Optional[socket.socket]) -> None:
     role = request["role"]
     if request.get("path"):
         sys.path[:] = request["path"]
-    if role == "runner":
+    if request.get("actor"):
+        from gpumesh.runtime import actor_runner
+
+        actor_runner.main(request, request["fd_list"])
+    elif role == "runner":
         from gpumesh.runtime import runner
 
         runner.main(request, request["fd_list"])
@@ -309,6 +314,9 @@ def preload(role: str) -> None:
         from gpumesh.runtime import coordinator, nodes  # noqa: F401
     elif role == "worker":
         from gpumesh.runtime import nodes, worker  # noqa: F401
+    elif role == "actor":
+        from gpumesh.runtime import actor_runner, actor_serial  # noqa: F401
+        from gpumesh.serialization import pickling
     else:
         from gpumesh.runtime import runner
         from gpumesh.serialization import pickling  # noqa: F401
