@@ -97,7 +97,9 @@ class Actors(Calls):
         actor.state = ActorState.WAITING
         actor.since = now
         actor.attempt = self._supervision.attempt_of(ident)
+        actor.is_doubtful = doubtful
         actor.not_before = self._not_before(now) if doubtful else 0.0
+        self._dead.pop(ident, None)  # Nobody had created it in time.
         self._tasks[ident] = actor
         spec.client.actors += 1
         self._awaited[actor] = None
@@ -142,6 +144,10 @@ class Actors(Calls):
     def _first_attempt_now(self) -> int:
         raise AssertionError("overridden by Cluster")
 
+    @property
+    def _is_nothing_lost(self) -> bool:
+        raise AssertionError("overridden by Cluster")
+
     def _look_at_actors(self, now: float, actions: List[Action]) -> None:
         """Something may have made room, or it is time."""
         for actor in sorted(self._awaited, key=lambda actor: -actor.spec.spec.priority if actor.spec is not None else 0):
@@ -157,11 +163,13 @@ class Actors(Calls):
                     actor.due = None
                     return
                 reason = f"there is no actor {show_actor(actor.id)}; it has ended, or was never created"
-                self._lay_to_rest(actor, {"reason": reason}, actions)
+                self._lay_to_rest(actor, {"reason": reason, "was_expected": True}, actions)
             return
         actor.due = None
         if actor.not_before > now:
             actor.due = actor.not_before
+            return
+        if actor.is_doubtful and not self._settle_doubt(actor, spec, now, actions):
             return
         members: List[Actor] = []
         if actor.plan.group:
@@ -196,9 +204,24 @@ class Actors(Calls):
         if actor.due == math.inf:
             actor.due = None
 
+    def _settle_doubt(self, actor: Actor, spec: Spec, now: float, actions: List[Action]) -> bool:
+        """Nobody has brought it back: if it had a life, this is its next; whether there may be one."""
+        actor.is_doubtful = False
+        if self._is_nothing_lost:
+            return True
+        if not self._may_restart(actor, spec, now):
+            reason = (
+                f"{self._called(actor)} may have been lost while the coordinator was down; {_no_more(spec.spec.retries)[2:]}"
+            )
+            self._end_actor(actor, _LOST, {"reason": reason}, actions)
+            return False
+        actor.restarts += 1
+        actor.restarted_at.append(now)
+        return True
+
     def _move_in(self, actor: Actor, spec: Spec, worker: Worker, now: float, actions: List[Action]) -> None:
         need = spec.group.need
-        lease = worker.cards.open(need) if need.needs_gpu and worker.cards is not None else None
+        lease = worker.cards.open(need, actor.spec.group.depth) if need.needs_gpu and worker.cards is not None else None
         batch = Batch(spec, actor.attempt, slots_of(worker, need), now, -1, 0.0, lease)
         self._house(actor, worker, batch)
         cards, ordinal = (lease.cards, lease.ordinal) if lease is not None else ((), 0)
@@ -454,6 +477,10 @@ class Actors(Calls):
         known = self._actors.get(ident)
         if known is not None and known.is_housed:
             return False
+        if ident in self._dead:
+            if not self._dead[ident].get("was_expected"):
+                return False  # It has ended meanwhile.
+            del self._dead[ident]
         need = spec.group.need
         lease = None
         if need.needs_gpu:

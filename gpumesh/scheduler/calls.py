@@ -53,7 +53,9 @@ class Calls(Flow):
             OrderedDict()
         )  # Actors that are gone, and why: details for who calls them.
         self._lined: Dict[Actor, None] = {}  # With calls that wait for inputs, or behind such.
-        self._awaited: Dict[Actor, None] = {}  # Without a worker: to be looked at.
+        self._missing: Dict[
+            int, Actor
+        ] = {}  # Calls that are to be submitted again, with inputs that were not here; they keep their places.
 
     # --- in
 
@@ -66,6 +68,9 @@ class Calls(Flow):
                 self._end_call(spec, task_id, _ACTOR_DIED, self._dead[target], actions)
             return
         self._tasks.update(dict.fromkeys(ids, actor))
+        if self._missing:
+            for task_id in ids:
+                self._missing.pop(task_id, None)
         line = actor.lines.get(spec.client.number)
         if line is not None:
             line.update(dict.fromkeys(ids, spec))
@@ -132,8 +137,21 @@ class Calls(Flow):
             self._dependencies.drop(task_id, waiting)
             self._end_call(spec, task_id, _ACTOR_DIED, self._dead[spec.spec.actor], actions)
             return
+        self._missing.pop(task_id, None)
         actor.lines.setdefault(spec.client.number, {})[task_id] = None
         self._lined[actor] = None
+
+    def _keep_place(self, spec: Spec, task_id: int, now: float) -> None:
+        """A call whose inputs are not here was sent back, and will be submitted again: none of the later ones overtakes it."""
+        actor = self._actor_called(spec.spec.actor, now) if spec.spec.plan is None else None
+        if actor is not None:
+            self._missing[task_id] = actor
+            actor.lines.setdefault(spec.client.number, {})[task_id] = None
+            self._lined[actor] = None
+
+    def _give_up_place(self, task_id: int) -> None:
+        """It will not be submitted again; `_advance` follows."""
+        self._missing.pop(task_id, None)
 
     def _inputs_came(self, spec: Spec, task_id: int) -> None:
         """A call that waited for its inputs is ready; `_advance` follows."""
@@ -147,7 +165,7 @@ class Calls(Flow):
             for number, line in list(actor.lines.items()):
                 while line:
                     task_id, spec = next(iter(line.items()))
-                    if task_id in self._tasks and spec is None:
+                    if spec is None and (task_id in self._tasks or task_id in self._missing):
                         break
                     del line[task_id]
                     if spec is not None and task_id in self._tasks:
@@ -264,6 +282,7 @@ class Calls(Flow):
         self._lined.pop(actor, None)
         for line in lines.values():
             for task_id, ready in line.items():
+                self._missing.pop(task_id, None)
                 where = self._tasks.get(task_id)
                 if isinstance(where, Waiting):
                     self._dependencies.drop(task_id, where)
@@ -308,6 +327,8 @@ class Calls(Flow):
     def _drop_calls_of(self, client: Client, actions: List[Action]) -> List[int]:
         """A client has left: its calls, which the caller takes out of the table of tasks."""
         gone: List[int] = []
+        for task_id in [task_id for task_id in self._missing if task_id >> SEQUENCE_BITS == client.number]:
+            del self._missing[task_id]
         if not client.pending:
             return gone
         for actor in list(self._actors.values()):

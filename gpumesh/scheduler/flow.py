@@ -262,6 +262,12 @@ class Flow:
     def _line_up(self, spec: Spec, task_id: int, now: float, actions: List[Action]) -> None:
         raise AssertionError("overridden by Calls")
 
+    def _keep_place(self, spec: Spec, task_id: int, now: float) -> None:
+        raise AssertionError("overridden by Calls")
+
+    def _give_up_place(self, task_id: int) -> None:
+        raise AssertionError("overridden by Calls")
+
     def _inputs_came(self, spec: Spec, task_id: int) -> None:
         raise AssertionError("overridden by Calls")
 
@@ -429,6 +435,8 @@ class Flow:
         for producer in event.producers:
             if producer not in self._tasks or producer >> SEQUENCE_BITS != client.number:
                 actions.append(Fail(client.number, task_id, _INPUT_MISSING, {"input": producer}))
+                if spec.is_of_actor:
+                    self._keep_place(spec, task_id, now)
                 return
         if self._has_dead:
             self._bury(client, {task_id: spec})
@@ -647,13 +655,13 @@ class Flow:
         charge = self._charge(worker, spec, 1)
         rest = ids
         while rest:  # First one task for each lease that can be had, then what is sent ahead.
-            opened = worker.cards.open(need)
+            opened = worker.cards.open(need, spec.group.depth)
             if opened is None:
                 break
             self._send(worker, Batch(spec, 1, 0, now, rest[0], charge, opened), rest[:1], actions)
             rest = rest[1:]
         for lease, load in list(worker.leases.items()):
-            if rest and lease.need == need and load < allowed:
+            if rest and lease.need == need and load < allowed and not lease.is_lent:
                 self._send(worker, Batch(spec, 1, 0, now, -1, charge, lease), rest[: allowed - load], actions)
                 rest = rest[allowed - load :]
         assert not rest, f"{worker.id} was found to have room for {need}"
@@ -761,7 +769,7 @@ class Flow:
         width = spec.group.workers[worker]
         lease = None
         if not width:
-            lease = worker.cards.open(spec.group.need) if worker.cards is not None else None
+            lease = worker.cards.open(spec.group.need, spec.group.depth) if worker.cards is not None else None
             if lease is None:
                 return
         attempt = self._supervision.give_back(task_id)
@@ -1184,6 +1192,7 @@ class Flow:
                 continue
             where = self._tasks.get(task_id)
             if where is None:
+                self._give_up_place(task_id)
                 continue  # Its end is on the way.
             if isinstance(where, Waiting):
                 self._dependencies.drop(task_id, where)
