@@ -9,7 +9,7 @@ are told apart by their ordinal. The worker keeps no books; it does what it is t
 
 Promises:
 
-1. A card that a lease has whole has no other lease.
+1. A card that a lease has whole has no other lease, but for those of deeper tasks that came while its own waited for others.
 2. What leases ask for on one card, and what others hold of it when the last of them is opened, is together no more than its memory; the
    shares of fractions add up to no more than one card.
 3. Cards of one lease are all of one kind, and stand in the order in which the worker lists them: the same cards are the same tuple.
@@ -43,7 +43,7 @@ Key = Tuple[Tuple[str, ...], int]
 class Lease:
     """Cards for one process that runs one task at a time."""
 
-    __slots__ = ("cards", "ordinal", "need", "ask", "part", "is_whole")
+    __slots__ = ("cards", "ordinal", "need", "ask", "part", "is_whole", "is_lent")
 
     def __init__(self, cards: Tuple[str, ...], ordinal: int, need: Requirement, ask: int, part: int, is_whole: bool) -> None:
         self.cards = cards  # DeviceFacts.key each.
@@ -52,6 +52,7 @@ class Lease:
         self.ask = ask  # Bytes of each card, without the process's own; 0: what its share of the card comes to.
         self.part = part  # Of PARTS, of the one card; 0 with whole cards and where only memory counts.
         self.is_whole = is_whole  # Nobody else is on these cards.
+        self.is_lent = False  # Its task waits for others, and deeper ones may be there meanwhile.
 
     def __repr__(self) -> str:
         return f"Lease({'+'.join(self.cards)}#{self.ordinal})"
@@ -102,14 +103,14 @@ class _Card:
     def add(self, lease: Lease) -> None:
         self.leases[lease] = None
         self.parts += lease.part
-        self.is_whole = lease.is_whole
+        self.is_whole = self.is_whole or lease.is_whole
         if lease.ask:
             self.bytes += lease.ask + self.context
 
     def remove(self, lease: Lease) -> None:
         del self.leases[lease]
         self.parts -= lease.part
-        self.is_whole = False
+        self.is_whole = any(other.is_whole for other in self.leases) if self.leases else False
         if lease.ask:
             self.bytes -= lease.ask + self.context
 
@@ -136,13 +137,14 @@ class Cards:
         host_memory: Bytes, of which integrated cards take theirs; 0: not known.
     """
 
-    __slots__ = ("_cards", "_host_memory", "_leases", "_open", "_idle", "_needs")
+    __slots__ = ("_cards", "_host_memory", "_leases", "_open", "_idle", "_needs", "_lent")
 
     def __init__(self, devices: Sequence[DeviceFacts], host_memory: int = 0) -> None:
         self._cards: Dict[str, _Card] = {}
         self._host_memory = host_memory
         self._leases: Dict[Lease, None] = {}
         self._open: Dict[Key, Lease] = {}
+        self._lent: Dict[Lease, int] = {}  # Those whose tasks wait for others, and at what depth.
         self._idle: Dict[Key, None] = {}  # Leases that were: their processes are probably still there.
         self._needs: Dict[Requirement, _Need] = {}
         self.update(devices)
@@ -192,6 +194,11 @@ class Cards:
         """Those that are open, the oldest first."""
         return tuple(self._leases)
 
+    @property
+    def lent(self) -> Sequence[Lease]:
+        """Those of them whose tasks wait for others."""
+        return tuple(self._lent)
+
     def capacity(self, need: Requirement) -> int:
         """How many tasks that need this can run at once when nothing else does and others hold nothing; 0: never possible."""
         return self._known(need).capacity
@@ -200,12 +207,16 @@ class Cards:
         """Mean score of the cards that can serve it; 0.0 if there are none."""
         return self._known(need).score
 
-    def can_open(self, need: Requirement) -> bool:
+    def can_open(self, need: Requirement, depth: int = 0) -> bool:
         """Whether `open` would give a lease now."""
         known = self._known(need)
+        lifted = self._lift(depth) if self._lent else []
         if known.count > 1:
-            return self._choose_several(known) is not None
-        return any(self._left(card, known) >= 0 for card in known.cards)
+            can = self._choose_several(known) is not None
+        else:
+            can = any(self._left(card, known) >= 0 for card in known.cards)
+        self._lower(lifted)
+        return can
 
     def usage(self) -> List[CardUsage]:
         """How each card is used, in the worker's order."""
@@ -220,22 +231,49 @@ class Cards:
 
     # --- what is booked
 
-    def open(self, need: Requirement) -> Optional[Lease]:
+    def lend(self, lease: Lease, depth: int) -> None:
+        """The task that has it waits for others, and is inside of `depth` tasks: what is deeper finds the cards as if they were free.
+
+        It keeps its memory there. But the task that it waits for may need that very card, and neither would ever end.
+        """
+        self._lent[lease] = depth
+        lease.is_lent = True
+
+    def take_back(self, lease: Lease) -> None:
+        """That task goes on, beside what has come meanwhile."""
+        self._lent.pop(lease, None)
+        lease.is_lent = False
+
+    def _lift(self, depth: int) -> List[Lease]:
+        """Take the leases that are lent to tasks of this depth off their cards, until `_lower`."""
+        lifted = [lease for lease, own in self._lent.items() if own < depth]
+        for lease in lifted:
+            for key in lease.cards:
+                self._cards[key].remove(lease)
+        return lifted
+
+    def _lower(self, lifted: List[Lease]) -> None:
+        for lease in lifted:
+            for key in lease.cards:
+                self._cards[key].add(lease)
+
+    def open(self, need: Requirement, depth: int = 0) -> Optional[Lease]:
         """Book cards for one task after another of this need; None while there is no room, and if there can never be.
 
+        `depth`: of these tasks, for whom cards of tasks that wait for others may be free.
         The fastest cards come first. Among cards that are about equally fast, those come first whose last process can be used again; then
         the card with the least room that suffices, so that the largest stays whole.
         """
         known = self._known(need)
+        lifted = self._lift(depth) if self._lent else []
         if known.count > 1:
             chosen = self._choose_several(known)
-            if chosen is None:
-                return None
         else:
             card = self._choose_one(known)
-            if card is None:
-                return None
-            chosen = [card]
+            chosen = [card] if card is not None else None
+        self._lower(lifted)
+        if chosen is None:
+            return None
         cards = tuple(card.facts.key for card in chosen)
         ordinal = 0
         while (cards, ordinal) in self._open:
@@ -270,6 +308,7 @@ class Cards:
 
     def close(self, lease: Lease) -> None:
         """Nothing runs under it any more, and nothing will."""
+        self.take_back(lease)
         del self._leases[lease]
         del self._open[(lease.cards, lease.ordinal)]
         for key in lease.cards:

@@ -56,7 +56,6 @@ from gpumesh.scheduler.actions import (
     WorkerGone,
 )
 from gpumesh.scheduler.actor_states import Actor
-from gpumesh.scheduler.actors import Actors
 from gpumesh.scheduler.cards import Lease
 from gpumesh.scheduler.delays import Delayed
 from gpumesh.scheduler.dependencies import Waiting
@@ -64,6 +63,7 @@ from gpumesh.scheduler.flow import RAN, Returned
 from gpumesh.scheduler.queues import Group
 from gpumesh.scheduler.snapshot import gone_view, waiting_views, worker_views
 from gpumesh.scheduler.states import Batch, Client, Recovering, Spec, Worker, WorkerState
+from gpumesh.scheduler.waiting_tasks import WaitingTasks
 
 _CANCELLED = int(Status.CANCELLED)
 _LOST = int(Status.LOST)
@@ -74,7 +74,7 @@ _LOST_AT_RESTART = (
 )
 
 
-class Cluster(Actors):
+class Cluster(WaitingTasks):
     """All tables of the mesh; see the module's promises.
 
     Args:
@@ -118,6 +118,7 @@ class Cluster(Actors):
             ev.CopyMade: self._on_news_of_objects,
             ev.CopiesGone: self._on_news_of_objects,
             ev.BytesMoved: self._on_news_of_objects,
+            ev.TasksWait: self._on_tasks_wait,
             ev.CancelRequested: self._on_cancel_requested,
             ev.ActorStarted: self._on_actor_started,
             ev.ActorKilled: self._on_actor_killed,
@@ -241,6 +242,7 @@ class Cluster(Actors):
             worker.arriving = frozenset()
             worker.is_draining = False
             worker.change(event.facts)
+            self._forget_waits(worker, now)
             has = dict(event.finished)
             for held in event.held:
                 has.update(held.tasks)

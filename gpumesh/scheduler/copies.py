@@ -83,7 +83,13 @@ def choose_copies(
         for task_id, batch in worker.running():
             seen += 1
             spec = batch.spec
-            if spec.group is not group or not spec.is_repeatable or not spec.function.is_known or task_id in unwanted:
+            if (
+                spec.group is not group
+                or not spec.is_repeatable
+                or not spec.function.is_known
+                or task_id in unwanted
+                or batch.waiting >= 0
+            ):
                 continue
             remaining = worker.remaining(batch, now)
             found = candidates.get(task_id)

@@ -175,6 +175,14 @@ class StoreShared(NamedTuple):
     is_shared: bool
 
 
+class TasksWait(NamedTuple):
+    """These attempts, (task id, attempt), wait for other tasks and take no slots; or, with `waits` false, want to go on and take them again."""
+
+    worker: WorkerId
+    tasks: Sequence[Tuple[int, int]]
+    waits: bool
+
+
 class CopyMade(NamedTuple):
     """A worker has a copy of an object, or is being sent one."""
 
@@ -245,6 +253,7 @@ Event = Union[
     CopyMade,
     CopiesGone,
     BytesMoved,
+    TasksWait,
     CancelRequested,
     ActorStarted,
     ActorKilled,

@@ -26,12 +26,12 @@ def can_ever_live(worker: Worker, need: Requirement) -> bool:
     return worker.state is WorkerState.HEALTHY and worker.width_of(need) is not None
 
 
-def has_room(worker: Worker, need: Requirement) -> bool:
+def has_room(worker: Worker, need: Requirement, depth: int = 0) -> bool:
     """Whether it could have one now."""
     if not can_ever_live(worker, need) or len(worker.actors) >= MAX_ACTORS_PER_WORKER:
         return False
     if need.needs_gpu:
-        return worker.cards is not None and worker.cards.can_open(need)
+        return worker.cards is not None and worker.cards.can_open(need, depth)
     held = sum(batch.width for batch in worker.actors.values())
     return held + slots_of(worker, need) <= worker.slots
 
@@ -51,7 +51,7 @@ def choose_home(actor: Actor, workers: Iterable[Worker], members: Sequence[Actor
     best_rank: Tuple[float, float] = (0.0, 0.0)
     placement = actor.plan.placement
     for worker in workers:
-        if not has_room(worker, need) or (worker.facts.installing and worker.is_installing(spec.group)):
+        if not has_room(worker, need, spec.group.depth) or (worker.facts.installing and worker.is_installing(spec.group)):
             continue
         together = sum(member.worker is worker for member in members) if placement else 0
         rank = (float(together if placement == "spread" else -together), _crowd(worker, need))

@@ -97,17 +97,25 @@ def _check_workers(cluster: Cluster) -> None:
         foreign: Dict[Tuple[str, ...], int] = {}
         for batch in batches:
             packages = batch.spec.group.packages
-            if packages:
+            if packages and batch.waiting < 0:
                 foreign[packages] = foreign.get(packages, 0) + batch.width
         assert worker.foreign == foreign, f"5: worker {ident} has miscounted its load in environments"
         specs: Dict[Spec, int] = {}
         leases: Dict[Lease, int] = {}
+        waits: Dict[int, int] = {}
         for batch in batches:
-            if batch.lease is None:
+            if batch.waiting >= 0:
+                waits[batch.spec.spec.depth] = waits.get(batch.spec.spec.depth, 0) + 1
+                assert not batch.width, f"45: a task that waits takes {batch.width} slots of worker {ident}"
+                assert batch.lease is None or batch.lease.is_lent, f"45: the cards of a task that waits at {ident} are not lent"
+            elif batch.lease is None:
                 specs[batch.spec] = specs.get(batch.spec, 0) + 1
-            else:
+            if batch.lease is not None:
                 leases[batch.lease] = leases.get(batch.lease, 0) + 1
         assert worker.specs == specs, f"6: worker {ident} has miscounted its tasks by spec"
+        assert worker.waits == waits, f"45: worker {ident} has miscounted its tasks that wait"
+        lent = sum(batch.lease is not None and batch.waiting >= 0 for batch in batches)
+        assert worker.cards is None or len(worker.cards.lent) == lent, f"45: worker {ident} lends cards for nobody"
         assert worker.leases == leases, f"28: worker {ident} has miscounted its tasks by lease"
         booked = set(worker.cards.leases) if worker.cards is not None else set()
         assert booked == {*leases, *(batch.lease for batch in lives if batch.lease is not None)}, (

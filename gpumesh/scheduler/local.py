@@ -35,6 +35,7 @@ from gpumesh.config import (
 )
 from gpumesh.model.outcomes import Status
 from gpumesh.scheduler.local_feeding import PoolFeeding
+from gpumesh.scheduler.local_looks import LATE_RESULT_SECONDS
 from gpumesh.scheduler.local_parts import (
     OWN_ENVIRONMENT,
     AskResults,
@@ -57,6 +58,7 @@ from gpumesh.scheduler.local_parts import (
 )
 
 __all__ = [
+    "LATE_RESULT_SECONDS",
     "OWN_ENVIRONMENT",
     "AskResults",
     "FailEnvironment",

@@ -65,9 +65,11 @@ def allowance(worker: Worker, spec: Spec, slots: int) -> int:
 
     As many wait there as hide the round trip: `AHEAD_ROUND_TRIPS` times what the slots finish in one. A task that may start at
     most once never waits at a worker, where nobody could tell whether it had started when the worker is lost. None should be at a
-    worker that still has to install what they need.
+    worker that still has to install what they need, or where too many tasks wait.
     """
     if worker.facts.installing and worker.is_installing(spec.group):
+        return 0
+    if worker.waits and worker.is_crowded(spec.group):
         return 0
     if spec.spec.retries == 0:
         return slots
@@ -112,8 +114,10 @@ def space(worker: Worker, group: Group, allowed: int, width: int) -> int:
 def card_room(worker: Worker, group: Group, allowed: int) -> int:
     """Tasks to send now to a worker's cards: `allowed` for each lease of the group's need, of which one more may be opened."""
     need = group.need
-    count = sum(allowed - load for lease, load in worker.leases.items() if lease.need == need and load < allowed)
-    if allowed and worker.cards is not None and worker.cards.can_open(need):
+    count = sum(
+        allowed - load for lease, load in worker.leases.items() if lease.need == need and load < allowed and not lease.is_lent
+    )
+    if allowed and worker.cards is not None and worker.cards.can_open(need, group.depth):
         count += allowed
     return count
 
@@ -267,7 +271,7 @@ class Rescue:
         best: Optional[float] = None
         group = spec.group
         for worker in self._workers:
-            if group.workers.get(worker) and not worker.is_installing(group):
+            if group.workers.get(worker) and not worker.is_installing(group) and not worker.is_crowded(group):
                 own = worker.seconds(spec) + worker.round_trip if spec.function.is_known else 0.0
                 if (best is None or own < best) and may_take(worker, group, spec, now):
                     best = own
@@ -302,7 +306,7 @@ def surplus(worker: Worker, idle: Rescue, now: float) -> Surplus:
     look_again = math.inf
     for task_id in reversed(worker.assigned):
         batch = worker.assigned[task_id]
-        if batch.lease is not None:
+        if batch.lease is not None or batch.waiting >= 0:
             continue
         limit -= batch.width
         if limit < 0 and tasks:

@@ -15,7 +15,7 @@ from collections import deque
 from itertools import repeat
 from typing import TYPE_CHECKING, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
-from gpumesh.config import AGEING_SECONDS, INFEASIBLE_NOTICE_SECONDS
+from gpumesh.config import AGEING_SECONDS, DEPTH_PRIORITY, INFEASIBLE_NOTICE_SECONDS
 from gpumesh.model.ids import ClientNumber
 from gpumesh.model.resources import Requirement
 from gpumesh.scheduler.confinement import ANYWHERE, Confinement
@@ -122,13 +122,14 @@ class Group:
     """Ready tasks with the same requirement, priority and packages, and the workers that can run them."""
 
     __slots__ = ("need", "priority", "packages", "confinement", "workers", "specs", "lanes", "count", "is_saturated", "due", "waits_since", "held_since",
-                 "horizon", "repeatable")  # fmt: skip
+                 "horizon", "repeatable", "depth")  # fmt: skip
 
     def __init__(
         self, need: Requirement, priority: int, packages: Tuple[str, ...] = (), confinement: Confinement = ANYWHERE
     ) -> None:
         self.need = need
         self.priority = priority
+        self.depth = (priority + DEPTH_PRIORITY // 2) // DEPTH_PRIORITY  # Tasks around each of its tasks, which wait for it.
         self.packages = packages  # Of the environment that its tasks run in.
         self.confinement = confinement  # Of tasks that have failed before.
         self.workers: Dict[

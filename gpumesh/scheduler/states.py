@@ -16,7 +16,7 @@ import enum
 import math
 from typing import TYPE_CHECKING, Dict, FrozenSet, List, Optional, Tuple
 
-from gpumesh.config import ROUND_TRIP_CAP_SECONDS, ROUND_TRIP_FLOOR_SECONDS
+from gpumesh.config import MAX_WAITING_PER_SLOT, ROUND_TRIP_CAP_SECONDS, ROUND_TRIP_FLOOR_SECONDS
 from gpumesh.model.ids import ClientNumber, WorkerId
 from gpumesh.model.resources import CardReading, Requirement, WorkerFacts, lacks
 from gpumesh.model.tasks import TaskSpec
@@ -145,7 +145,7 @@ class Recovering:
 class Batch:
     """Tasks of one spec that went to a worker together, all at the same attempt: what an assigned task knows about itself."""
 
-    __slots__ = ("spec", "attempt", "width", "assigned_at", "probe", "charge", "lease")
+    __slots__ = ("spec", "attempt", "width", "assigned_at", "probe", "charge", "lease", "waiting", "waits_since")
 
     def __init__(
         self,
@@ -166,6 +166,21 @@ class Batch:
         self.probe = (
             probe  # Id of the task that did not queue behind another, -1 if none: its time away measures the round trip.
         )
+        self.waiting = -1  # While its one task waits for other tasks: slots that it takes when it goes on.
+        self.waits_since = 0.0
+
+    def paused(self, now: float) -> Batch:
+        """The same for one task of it that waits for others from now on, and takes no slot."""
+        batch = Batch(self.spec, self.attempt, 0, self.assigned_at, -1, self.charge, self.lease)
+        batch.waiting = self.width
+        batch.waits_since = now
+        return batch
+
+    def resumed(self, now: float) -> Batch:
+        """The same for when it goes on: as if it had been assigned later by as long as it has waited."""
+        return Batch(
+            self.spec, self.attempt, self.waiting, self.assigned_at + now - self.waits_since, -1, self.charge, self.lease
+        )
 
 
 class Worker:
@@ -173,7 +188,7 @@ class Worker:
 
     __slots__ = ("id", "facts", "slots", "speed", "is_draining", "assigned", "orphans", "recalled", "load", "foreign", "specs",
                  "cards", "leases", "readings", "round_trip", "trips", "done", "crashed", "ended_at", "is_counted", "away_until", "away_reason", "arriving",
-                 "actors", "calls")  # fmt: skip
+                 "actors", "calls", "waits")  # fmt: skip
 
     def __init__(self, ident: WorkerId, facts: WorkerFacts) -> None:
         self.id = ident
@@ -201,6 +216,7 @@ class Worker:
         self.away_until: Optional[float] = None  # It is not connected; given up then.
         self.away_reason = ""
         self.arriving: FrozenSet[int] = frozenset()  # Tasks whose results' values were on their way when it went away.
+        self.waits: Dict[int, int] = {}  # How many tasks here wait for others, by depth; never 0.
         self.actors: Dict[int, Batch] = {}  # Lives of actors here, by actor.
         self.calls: Dict[int, Call] = {}  # Calls that were sent here and have not ended, in that order.
 
@@ -242,9 +258,20 @@ class Worker:
 
     def has_room(self, group: Group) -> bool:
         """Whether one more task of this group would start here at once."""
+        if self.waits and self.is_crowded(group):
+            return False
         if group.workers[self]:
             return self.load < self.slots
-        return self.cards is not None and self.cards.can_open(group.need)
+        return self.cards is not None and self.cards.can_open(group.need, group.depth)
+
+    def is_crowded(self, group: Group) -> bool:
+        """Whether so many tasks wait here that only what is deeper than all of them may begin.
+
+        Each keeps a process. What they wait for is deeper than they are, and the deepest of all on the mesh wait for what may begin everywhere:
+        so nobody waits for ever.
+        """
+        waits = self.waits
+        return bool(waits) and group.depth <= max(waits) and sum(waits.values()) >= MAX_WAITING_PER_SLOT * self.slots
 
     def is_blocked(self, group: Group) -> bool:
         """Whether other programs have the cards that this group's tasks need: nothing that ends here makes room, nobody knows when."""
@@ -297,19 +324,21 @@ class Worker:
         free = self.slots - sum(batch.width for batch in self.orphans.values())
         if self.actors:
             free -= sum(batch.width for batch in self.actors.values())
-        if not self.leases and free <= 0:
+        if not self.leases and free <= 0 and not self.waits:
             return []
         found: List[Tuple[int, Batch]] = []
         used: Dict[Lease, None] = {}
         for task_id, batch in self.assigned.items():
-            if batch.lease is not None:
+            if batch.waiting > 0:
+                found.append((task_id, batch))
+            elif batch.lease is not None:
                 if batch.lease not in used:
                     used[batch.lease] = None
                     found.append((task_id, batch))
             elif free > 0:
                 free -= batch.width
                 found.append((task_id, batch))
-            elif not self.leases:
+            elif not self.leases and not self.waits:
                 break
         return found
 
@@ -325,7 +354,7 @@ class Worker:
         taken = 0
         running = dict(self.running())
         for task_id, batch in self.assigned.items():
-            if (batch.lease is not None) is not is_leased:
+            if (batch.lease is not None) is not is_leased or batch.waiting > 0:
                 continue
             taken += 1
             if task_id in running:
@@ -353,8 +382,12 @@ class Worker:
         if batch.spec.is_of_actor:
             self.load += batch.width  # Its lease is its own: no task is sent there.
             return
+        if batch.waiting >= 0:
+            self._count_wait(batch, count)
         if batch.lease is not None:
             self.leases[batch.lease] = self.leases.get(batch.lease, 0) + count
+            return
+        if batch.waiting >= 0:
             return
         self.load += batch.width * count
         packages = batch.spec.group.packages
@@ -370,6 +403,8 @@ class Worker:
             if batch.lease is not None and self.cards is not None:
                 self.cards.close(batch.lease)
             return
+        if batch.waiting >= 0:
+            self._count_wait(batch, -count)
         if batch.lease is not None:
             left = self.leases[batch.lease] - count
             if left:
@@ -378,6 +413,8 @@ class Worker:
                 del self.leases[batch.lease]
                 if self.cards is not None:
                     self.cards.close(batch.lease)
+            return
+        if batch.waiting >= 0:
             return
         self.load -= batch.width * count
         packages = batch.spec.group.packages
@@ -391,6 +428,18 @@ class Worker:
             self.specs[spec] = left
         else:
             del self.specs[spec]
+
+    def _count_wait(self, batch: Batch, count: int) -> None:
+        """Tasks wait for others, or no longer: the cards of such a one are lent to deeper tasks."""
+        depth = batch.spec.spec.depth
+        left = self.waits[depth] = self.waits.get(depth, 0) + count
+        if not left:
+            del self.waits[depth]
+        if batch.lease is not None and self.cards is not None:
+            if count > 0:
+                self.cards.lend(batch.lease, depth)
+            else:
+                self.cards.take_back(batch.lease)
 
     def observe_round_trip(self, seconds: float) -> None:
         """A task that did not queue was away for its run time and this much more."""

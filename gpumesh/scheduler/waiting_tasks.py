@@ -1,0 +1,59 @@
+"""Tasks that wait for other tasks: they keep their process, and take no slot. Pure.
+
+A worker tells when a task of its begins to wait for others, and when it wants to go on. In between its slot is given to somebody else, the deepest
+that is ready first (`DEPTH_PRIORITY`): a child of a task that waits rather than one more task that would wait as well. So few wait at a time,
+however many there are. Where too many do all the same, since what they wait for cannot begin, only what is deeper is begun
+(`Worker.is_crowded`).
+
+A task under a lease of cards keeps it, and its memory there, but lends it to deeper tasks while it waits: the one it waits for may need
+that very card.
+
+What waits has been started: with a worker that is lost it is lost like what executes. A worker that is back tells anew who waits.
+"""
+
+from __future__ import annotations
+
+from typing import List
+
+from gpumesh.scheduler import events as ev
+from gpumesh.scheduler.actions import Action
+from gpumesh.scheduler.actors import Actors
+from gpumesh.scheduler.states import Batch, Worker
+
+
+class WaitingTasks(Actors):
+    """See the module."""
+
+    def _on_tasks_wait(self, event: ev.TasksWait, now: float, actions: List[Action]) -> None:
+        worker = self._workers.get(event.worker)
+        if worker is None:
+            return
+        for task_id, attempt in event.tasks:
+            batch = worker.assigned.get(task_id)
+            if batch is not None and batch.attempt == attempt:
+                worker.assigned[task_id] = self._changed(worker, batch, now, waits=event.waits)
+                continue
+            batch = worker.orphans.get((task_id, attempt))
+            if batch is not None and not batch.spec.is_of_actor:
+                worker.orphans[task_id, attempt] = self._changed(worker, batch, now, waits=event.waits)
+        self._refill(worker, now, actions)
+        if self._awaited:
+            self._look_at_actors(now, actions)
+
+    def _forget_waits(self, worker: Worker, now: float) -> None:
+        """It is back, and will say who waits."""
+        if worker.waits:
+            for task_id, batch in worker.assigned.items():
+                worker.assigned[task_id] = self._changed(worker, batch, now, waits=False)
+            for key, batch in worker.orphans.items():
+                worker.orphans[key] = self._changed(worker, batch, now, waits=False)
+
+    @staticmethod
+    def _changed(worker: Worker, batch: Batch, now: float, *, waits: bool) -> Batch:
+        """The batch of a task that waits from now on, or goes on."""
+        if (batch.waiting >= 0) is waits:
+            return batch
+        other = batch.paused(now) if waits else batch.resumed(now)
+        worker.add(other, 1)  # First: the last task of a lease closes it.
+        worker.remove(batch, 1)
+        return other
