@@ -16,7 +16,7 @@ from gpumesh.config import INLINE_VALUE_BYTES
 from gpumesh.model.resources import show_requirement
 from gpumesh.runtime import nesting
 from gpumesh.serialization import refs
-from gpumesh.serialization.functions import Exporter, check_callable, display_name, unwrap
+from gpumesh.serialization.functions import Exporter, check_callable, display_name, is_generator_function, unwrap
 from gpumesh.serialization.values import dumps_call
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _exporter = Exporter()
 class _Recipe:
     """What an accelerated function shares with the copies bound to objects: the function, its options, and where it goes."""
 
-    __slots__ = ("function", "options", "mesh", "is_rebound", "kind", "name", "_known", "_device")
+    __slots__ = ("function", "options", "mesh", "is_rebound", "kind", "name", "is_stream", "_known", "_device", "_listed")
 
     def __init__(
         self, function: Callable[..., Any], options: Options, mesh: Optional[GPUMesh], kind: str, *, is_rebound: bool = False
@@ -53,7 +53,9 @@ class _Recipe:
         self.is_rebound = is_rebound  # By `on`: also inside a task that is its mesh, and not the task's.
         self.kind = kind  # "function" (binds to an object as methods do), "class" or "static".
         self.name = options.name or display_name(function)
+        self.is_stream = is_generator_function(function)
         self._known: Any = (None, None, None, None)  # Exported, session, handle and travel that belong together.
+        self._listed: Optional[_Recipe] = None
         self._device = ""  # The device of this machine that it is bound to, as torch calls it; "": not known yet.
 
     def handle(self, session: Session) -> SpecHandle:
@@ -66,6 +68,8 @@ class _Recipe:
                 return handle
         travel = session.travel(exported, self.options.packages)
         spec = self.options.spec(function=exported.digest, name=exported.name, python=exported.python)
+        if self.is_stream:
+            spec = spec._replace(is_stream=True, idempotent=False)  # Of two runs at a time only one could be listened to.
         if travel.cargo is not None:
             spec = spec._replace(code=travel.cargo.digest)
         handle = session.define(exported, spec, travel.cargo)
@@ -77,6 +81,14 @@ class _Recipe:
         """A handle that takes along what arguments are made of, too."""
         names = travel.mentioned_in(payloads)
         return self.handle(session) if names and session.ship_modules(names) else handle
+
+    def listed(self) -> _Recipe:
+        """The same of a generator function as one that returns the list of its values; of any other, the same."""
+        if self.is_stream and self._listed is None:
+            from gpumesh.serialization.listing import Listed
+
+            self._listed = _Recipe(Listed(self.function), self.options, self.mesh, self.kind, is_rebound=self.is_rebound)
+        return self._listed or self
 
     def call_here(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Call it on the device of this machine that it is bound to, or on the best."""
@@ -120,7 +132,7 @@ class AcceleratedFunction(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it here and now, on the best device of this machine or the one it is bound to; an `async def` function returns its
-        coroutine.
+        coroutine, a generator function its generator, which runs on the CPU.
 
         torch modules and tensors among the arguments are on that device for the call, and those of the result come back on the
         CPU, unless `place=False`. A module that was moved is moved back afterwards.
@@ -129,12 +141,14 @@ class AcceleratedFunction(Generic[P, R]):
             NoSuitableWorkerError: It is bound to a device that this machine does not have.
         """
         recipe = self._recipe
-        if "torch" in _modules or recipe.options.device is not None:
+        if ("torch" in _modules or recipe.options.device is not None) and not recipe.is_stream:
             return cast(R, recipe.call_here((*self._bound, *args), kwargs))
         return cast(R, recipe.function(*self._bound, *args, **kwargs))
 
     def remote(self, *args: Any, **kwargs: Any) -> MeshFuture:
         """Run it on the mesh; returns at once. Connects on first use, for which it blocks up to the mesh's `connect_timeout`.
+
+        Of a generator function it returns an `ItemStream`: its values one by one, as the generator makes them.
 
         A future among the arguments stands for its result, an ObjectRef for its value: they go to the worker without coming here.
         Arguments over 64 KiB go through the mesh's object store; what many calls need is better `put` there once.
@@ -154,7 +168,7 @@ class AcceleratedFunction(Generic[P, R]):
         handle = recipe.handle(session)
         if self._bound:
             args = self._bound + args
-        future = MeshFuture(handle)
+        future = MeshFuture(handle) if not recipe.is_stream else _open_stream(handle)
         payload: Any
         if refs.are_used or MeshFuture in map(type, args) or (kwargs and MeshFuture in map(type, kwargs.values())):
             from gpumesh.client.inputs import pack_call
@@ -167,7 +181,7 @@ class AcceleratedFunction(Generic[P, R]):
                 from gpumesh.client.inputs import Call
 
                 payload = Call(payload)
-        future.task_id = session.submit(handle, payload, future)
+        future.task_id = session.submit(handle, payload, future if not recipe.is_stream else future.sink)  # type: ignore[attr-defined]
         if mesh._verbosity:
             need = handle.spec.requirement
             future.add_done_callback(functools.partial(_log_end, show_requirement(need) if need.needs_gpu else "CPU"))
@@ -188,6 +202,8 @@ class AcceleratedFunction(Generic[P, R]):
         machine may be started a second time on another. Without either, a long item that is started last, on the slowest machine,
         is waited for.
 
+        Of a generator function, each item's result is the list of its values.
+
         Args:
             items: A dict is keyword arguments, a tuple positional arguments, anything else the one argument. May be endless.
             more: As for the built-in `map`: one positional argument from each.
@@ -201,7 +217,7 @@ class AcceleratedFunction(Generic[P, R]):
         """
         from gpumesh.client.streams import open_stream
 
-        recipe = self._recipe
+        recipe = self._recipe.listed()
         mesh = recipe.mesh
         if mesh is None or (nesting.mesh is not None and not recipe.is_rebound):
             mesh = current_mesh()
@@ -351,6 +367,12 @@ def _refuse_what_cannot_run(function: Any) -> None:
     if isinstance(target, type):
         raise TypeError(f"accelerate takes functions, and {target.__qualname__} is a class; decorate its methods instead")
     check_callable(target)
+
+
+def _open_stream(handle: SpecHandle) -> MeshFuture:
+    from gpumesh.client.item_streams import ItemStream
+
+    return ItemStream(handle)
 
 
 def _log_end(device: str, future: Any) -> None:

@@ -60,6 +60,7 @@ from gpumesh.protocol.messages import (
     ResubmissionEnds,
     ResultsReceived,
     SessionResumed,
+    StreamItems,
     SubmitTasks,
     TaskNotice,
     TaskOutput,
@@ -817,12 +818,22 @@ class Channel:
             question = self._questions.pop(event.number, None)
             if question is not None:
                 question.answer(event.value, MeshError(event.error) if event.error else None, event.kind)
+        elif kind is StreamItems:
+            self._on_items(event)
         elif kind is SessionResumed:
             self._on_resumed(is_kept=event.is_kept)
         elif kind is Closed:
             self._on_lost(event.error or MeshUnavailableError(f"the coordinator closed the connection: {event.reason}"))
         elif self._objects is not None and self._link is not None:
             self._objects.on_event(event, self._link)
+
+    def _on_items(self, message: StreamItems) -> None:
+        """Values of a generator. What they refer to was granted to us, also where nobody wants them."""
+        items = [item if type(item) is bytes else self.objects.received(item) for item in message.items]
+        entry = self._pending.get(message.task_id)
+        if entry is not None:
+            sink: Any = entry[2] if type(entry) is tuple else entry.sink
+            sink.stream_items(self, message, items)
 
     def _task_name(self, task_id: int) -> str:
         entry = self._pending.get(task_id)

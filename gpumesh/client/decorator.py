@@ -51,7 +51,6 @@ class Accelerate:
         Raises:
             TypeError: There is no such option, or this is not a function.
             ValueError: An option makes no sense.
-            SerializationError: A generator function, which cannot be a task; also a TypeError.
         """
         from gpumesh.client.options import make_options
 

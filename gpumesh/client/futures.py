@@ -321,19 +321,23 @@ class MeshFuture(Future[Any]):
             except SecondRunError as second:
                 value = second.error
             except Exception as error:  # noqa: BLE001  # Unpickling runs user code.
-                value = (
-                    error if isinstance(error, MeshError) and type(outcome) is not bytes else _cannot_load(self._title(), error)
-                )
-                if isinstance(error, SerializationError) and error.package:
-                    from gpumesh.client.versions import tell_of_value
-
-                    tell_of_value(value, error, self.session, self.worker)
+                value = self._why_not(error, outcome)
         else:
             value = exception_for(status, outcome, name=self.name, task_id=self.task_id, worker=self.worker)
         with _lock:
             if self._status == status:  # Another thread may have been faster: everybody gets the same object.
                 self._outcome = value
                 self._status = loaded
+
+    def _why_not(self, error: Exception, outcome: Any) -> BaseException:
+        """What to raise instead of a value that could not be loaded."""
+        is_ours = isinstance(error, MeshError) and type(outcome) is not bytes
+        value: Any = error if is_ours else _cannot_load(self._title(), error)
+        if isinstance(error, SerializationError) and error.package:
+            from gpumesh.client.versions import tell_of_value
+
+            tell_of_value(value, error, self.session, self.worker)
+        return value  # type: ignore[no-any-return]
 
     def _title(self) -> str:
         return f"task {show_task(TaskId(self.task_id))} ({self.name})"

@@ -64,8 +64,7 @@ class Exporter:
         """The body and digest of `function`, together with the exceptions that it is retried on.
 
         Raises:
-            SerializationError: It cannot be pickled, or is too large; the message names the captured variable. Also for
-                generator functions.
+            SerializationError: It cannot be pickled, or is too large; the message names the captured variable.
         """
         entry = self._entries.get((id(function), retry_on) if retry_on else id(function))
         if entry is not None and entry.owner() is function:
@@ -154,18 +153,16 @@ def check_callable(function: Any) -> None:
     """Refuse what cannot be a task.
 
     Raises:
-        SerializationError: It is not callable, or a (possibly asynchronous) generator function.
+        SerializationError: It is not callable.
     """
     target = unwrap(function)
     if not callable(target):
         raise SerializationError(f"{target!r} is not callable; a task needs a function")
-    flags = code_flags(target)
-    if flags & (_CO_GENERATOR | _CO_ASYNC_GENERATOR):
-        kind = "an asynchronous generator function" if flags & _CO_ASYNC_GENERATOR else "a generator function"
-        name = display_name(target)
-        raise SerializationError(
-            f"{name} is {kind}, and a generator cannot travel; write `return list(...)` instead of yielding"
-        )
+
+
+def is_generator_function(function: Any) -> bool:
+    """Whether calling it makes a generator, also an asynchronous one: its values are made one by one."""
+    return bool(code_flags(unwrap(function)) & (_CO_GENERATOR | _CO_ASYNC_GENERATOR))
 
 
 def unwrap(function: Any) -> Any:

@@ -1,0 +1,402 @@
+"""ItemStream: the values of a generator that runs on the mesh, one by one, and its end as a future.
+
+    StreamItems ──> Arrivals (the sink: keeps order, counts what may be sent) ──> ItemStream (next, async next) ──> the user
+         ^── StreamCredit ── as values are taken, a quarter of the window at a time <──┘
+
+Promises:
+
+1. Values come in the generator's order, each once, as soon as it is here; what the generator raised is raised after them.
+2. No more than a window is ahead of what was taken, unless somebody waits for the end alone.
+3. A place that was received is not received again: not after a reconnect, nor from a second run on another worker.
+4. Dropping the stream, or closing it, ends the generator.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections import deque
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional, Tuple
+
+from gpumesh.client.futures import MeshFuture
+from gpumesh.config import GENERATOR_WINDOW_BYTES, GENERATOR_WINDOW_ITEMS
+from gpumesh.errors import MeshUnavailableError, SerializationError, WorkerCrashedError
+from gpumesh.model.outcomes import Status
+from gpumesh.protocol.messages import StreamCredit
+from gpumesh.serialization.values import loads
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import AsyncIterator, Iterator, Type
+
+    from gpumesh.client.channel import Channel, SpecHandle
+    from gpumesh.protocol.messages import StreamItems
+
+CREDIT_ITEMS = GENERATOR_WINDOW_ITEMS // 4  # Taken since the generator was told last: now it is told.
+CREDIT_BYTES = GENERATOR_WINDOW_BYTES // 4
+_NOTHING = object()
+_OK = int(Status.OK)
+
+
+class Arrivals:
+    """What has come of one stream, and has not been taken. The sink of its task; see `client.channel.Sink`."""
+
+    __slots__ = (
+        "items",
+        "condition",
+        "received",
+        "_stream",
+        "_lock",
+        "_attempt",
+        "_next",
+        "_end",
+        "_limit",
+        "_fresh",
+        "_fresh_bytes",
+        "_is_lifted",
+        "_is_closed",
+        "_channel",
+        "_task_id",
+        "_callbacks",
+    )
+
+    def __init__(self, stream: ItemStream) -> None:
+        self.items: Deque[Any] = deque()  # bytes or StoredValue.
+        self.condition = threading.Condition()  # Notified of each news.
+        self.received = 0  # Values, ever.
+        self._stream = weakref.ref(stream)
+        self._lock = threading.Lock()
+        self._attempt = -1  # The newest that has sent something.
+        self._next = 0  # Place that follows what it sent last.
+        self._end: Optional[int] = None  # How many values there are, once that is known.
+        self._limit = GENERATOR_WINDOW_ITEMS
+        self._fresh = 0  # Taken since the generator was told last.
+        self._fresh_bytes = 0
+        self._is_lifted = False  # What has arrived counts as taken.
+        self._is_closed = False
+        self._channel: Optional[Channel] = None  # That brought the last values.
+        self._task_id = 0
+        self._callbacks: List[Callable[[], None]] = []
+
+    # --- from the channel, under its receive lock
+
+    def stream_items(self, channel: Channel, message: StreamItems, items: List[Any]) -> None:
+        """Values have come: bytes, or StoredValues."""
+        credit = None
+        with self._lock:
+            if message.attempt < self._attempt or self._is_closed:
+                return
+            self._channel, self._task_id = channel, message.task_id
+            is_again = message.attempt != self._attempt or message.first != self._next
+            self._attempt = message.attempt
+            self._next = message.first + len(items)
+            if not items:
+                self._end = message.first
+                return
+            known = self.received - message.first
+            if is_again and self._limit > GENERATOR_WINDOW_ITEMS:
+                credit = StreamCredit(message.task_id, self._limit)  # It may not know, or not know any more.
+            if 0 <= known < len(items):
+                new = items[known:]
+                self.items.extend(new)
+                self.received += len(new)
+                if self._is_lifted:
+                    credit = self._count(len(new), sum(map(_size_of, new))) or credit
+        if credit is not None:
+            channel.tell([credit])
+        self._tell_news()
+
+    def task_ended(self, task_id: int, status: int, payload: Any, seconds: float, worker: str) -> None:
+        """The generator has ended, and what it sent before is here."""
+        stream = self._stream()
+        if stream is not None:
+            stream.task_ended(task_id, status, payload, seconds, worker)
+        self._tell_news()
+
+    def _tell_news(self) -> None:
+        with self.condition:
+            self.condition.notify_all()
+        if self._callbacks:
+            callbacks, self._callbacks = self._callbacks, []
+            for callback in callbacks:
+                callback()
+
+    # --- for the stream
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all values have come that the generator has made; once its task has ended well."""
+        return self._end is not None and self.received >= self._end
+
+    def call_at_news(self, callback: Callable[[], None]) -> None:
+        """Once, soon, on any thread."""
+        self._callbacks.append(callback)
+
+    def taken(self, item: Any) -> None:
+        """The user has this one."""
+        with self._lock:
+            credit = None if self._is_lifted else self._count(1, _size_of(item))
+            channel = self._channel
+        if credit is not None and channel is not None:
+            channel.tell([credit])
+
+    def lift(self) -> None:
+        """Nobody takes values for now, and the generator is to go on: they are kept here, as many as come."""
+        with self._lock:
+            if self._is_lifted:
+                return
+            self._is_lifted = True
+            credit = self._count(len(self.items), GENERATOR_WINDOW_BYTES)
+            channel = self._channel
+        if credit is not None and channel is not None:
+            channel.tell([credit])
+
+    def close(self) -> None:
+        """Nobody wants values any more."""
+        with self._lock:
+            self._is_closed = True
+            self.items.clear()
+
+    def _count(self, count: int, nbytes: int) -> Optional[StreamCredit]:
+        self._fresh += count
+        self._fresh_bytes += nbytes
+        if not count or (self._fresh < CREDIT_ITEMS and self._fresh_bytes < CREDIT_BYTES):
+            return None
+        self._limit += self._fresh
+        self._fresh = self._fresh_bytes = 0
+        return StreamCredit(self._task_id, self._limit)
+
+
+class ItemStream(MeshFuture):
+    """The values of a generator that runs on the mesh, and the future of its end.
+
+    It is iterated once, with `for`, `async for` or `next`, by one thread or several: each value goes to one of them. A generator is
+    never more than 64 values or about a megabyte ahead of who takes them, so that one without an end, or of a slow consumer, costs
+    no memory; `result()`, `exception()` and `await` wait for its end and keep what comes meanwhile.
+
+    Dropping the last reference to it, `close()` and `cancel()` end the generator where it is.
+    """
+
+    __slots__ = ("sink", "_is_over")
+
+    def __init__(self, handle: SpecHandle, index: int = 0) -> None:
+        super().__init__(handle, index)
+        self.sink = Arrivals(self)
+        """What the channel is to tell of its task."""
+        self._is_over = False  # The iteration has met the end.
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        """The next value; blocks until it is there.
+
+        Raises:
+            StopIteration: The generator has ended; its `value` is what the generator returned.
+            TaskCancelledError, WorkerCrashedError, ...: It could not be run to its end.
+            BaseException: Whatever the generator raised, once, after the values before that.
+        """
+        return self.next()
+
+    def next(self, timeout: Optional[float] = None) -> Any:
+        """The next value, for which is waited no longer than `timeout` seconds. Else as `next(stream)`.
+
+        Raises:
+            TimeoutError: It is not there in time; ask again.
+        """
+        sink = self.sink
+        while True:
+            item = self._take()
+            if item is not _NOTHING:
+                return self._loaded(item, timeout)
+            if self.done():
+                if sink.items:
+                    continue  # They came in between.
+                return self._finish()
+            if not self._handle.session.drive_until(self._has_news, sink.condition, timeout):
+                raise FutureTimeoutError(f"the next value of {self._title()} is not there after {timeout:g} s; ask again")
+
+    def _has_news(self) -> bool:
+        return bool(self.sink.items) or self.done()
+
+    def _take(self) -> Any:
+        if self._is_over:
+            raise StopIteration
+        try:
+            return self.sink.items.popleft()
+        except IndexError:
+            return _NOTHING
+
+    def _loaded(self, item: Any, timeout: Optional[float] = None) -> Any:
+        try:
+            value = loads(item) if type(item) is bytes else item.load(timeout)
+        except (FutureTimeoutError, MeshUnavailableError):  # It may come yet.
+            self.sink.items.appendleft(item)
+            raise
+        except MemoryError:
+            self.sink.taken(item)
+            raise
+        except Exception as error:  # Unpickling runs user code.
+            self.sink.taken(item)
+            why = self._why_not(error, item)
+            if why is error:
+                raise
+            raise why from error
+        self.sink.taken(item)
+        return value
+
+    def _finish(self) -> Any:
+        """The generator has ended, and nothing is left of its values."""
+        self._is_over = True
+        if self.cancelled():
+            return super().result()
+        value = super().result()
+        if not self.sink.is_complete:
+            raise WorkerCrashedError(f"values of {self._title()} were lost with the worker that made them; run it again")
+        raise StopIteration(value)
+
+    # --- the end alone
+
+    def _wait(self, timeout: Optional[float]) -> None:
+        self.sink.lift()
+        super()._wait(timeout)
+
+    def __await__(self) -> Any:
+        self.sink.lift()
+        return super().__await__()
+
+    def submitted(self, task_id: int) -> ItemStream:
+        """Its task has this id; the stream itself."""
+        self.task_id = task_id
+        return self
+
+    # --- asyncio
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        """The next value; see `__next__`. Cancelling the waiting asyncio task does not end the generator.
+
+        Raises:
+            StopAsyncIteration: The generator has ended.
+        """
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                item = self._take()
+            except StopIteration:
+                raise StopAsyncIteration from None
+            if item is not _NOTHING:
+                if type(item) is bytes:
+                    return self._loaded(item)
+                return await loop.run_in_executor(None, self._loaded, item)  # It may have to be fetched.
+            if self.done():
+                if self.sink.items:
+                    continue
+                if self._status == _OK and type(self._outcome) is not bytes:
+                    await loop.run_in_executor(None, self._load)
+                try:
+                    self._finish()
+                except StopIteration as end:
+                    raise StopAsyncIteration(end.value) from None
+            arrival = loop.create_future()
+            self.sink.call_at_news(lambda: _arrive(loop, arrival))  # noqa: B023 - called before the loop goes on
+            if not self._has_news():
+                await arrival
+
+    async def __aenter__(self) -> ItemStream:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.close()
+
+    # --- ending it
+
+    def cancel(self) -> bool:
+        """End the generator; what has come and was not taken is dropped. Whoever waits gets TaskCancelledError.
+
+        Returns:
+            False if it had ended.
+        """
+        is_cancelled = super().cancel()
+        if is_cancelled:
+            self.sink.close()
+            self.sink._tell_news()
+        return is_cancelled
+
+    def close(self) -> None:
+        """End the generator, if it has not ended, and the iteration: nothing comes any more. Idempotent."""
+        self._is_over = True
+        self.sink.close()
+        self.cancel()
+        self.sink._tell_news()
+
+    def __enter__(self) -> ItemStream:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], traceback: Optional[TracebackType]
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "task_id", 0) and not self.done():
+            _cancel_soon(self._handle.session, self.task_id)
+
+    def __reduce__(self) -> Any:
+        raise SerializationError(
+            f"{self!r} cannot travel; pass its values, list(stream), or let the task run the generator itself"
+        )
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("MeshFuture", "ItemStream", 1)
+
+
+def _size_of(item: Any) -> int:
+    size: int = len(item) if type(item) is bytes else item.nbytes
+    return size
+
+
+def _arrive(loop: Any, arrival: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(_set_arrived, arrival)
+    except RuntimeError:
+        pass  # The loop is closed: nobody waits any more.
+
+
+def _set_arrived(arrival: Any) -> None:
+    if not arrival.done():
+        arrival.set_result(None)
+
+
+# --- streams that were dropped
+
+_dropped: SimpleQueue[Tuple[Any, int]] = SimpleQueue()  # Its put may be called by the collector, at any moment.
+_reaper: Optional[threading.Thread] = None
+
+
+def _cancel_soon(session: Any, task_id: int) -> None:
+    """Cancel from another thread: the collector, which calls this, may run under any lock."""
+    global _reaper
+    if sys.is_finalizing():
+        return  # No thread runs any more; the sessions have ended.
+    _dropped.put((session, task_id))
+    if _reaper is None or not _reaper.is_alive():
+        _reaper = threading.Thread(target=_reap, name="gpumesh-dropped", daemon=True)
+        try:
+            _reaper.start()
+        except RuntimeError:
+            pass  # The same, a moment earlier.
+
+
+def _reap() -> None:
+    while True:
+        session, task_id = _dropped.get()
+        session.cancel([task_id])
+        del session
