@@ -43,7 +43,6 @@ class ActorAgent(Agent):
     def __init__(self, ident: str, slots: int, orders: Dict[Tuple[int, int, int], List[int]]) -> None:
         super().__init__(ident, slots)
         self.orders = orders
-        self.heard: Set[Tuple[int, int]] = set()
 
     def life_of(self, actor: int) -> int:
         """Which life of it is here; 0: none."""
@@ -113,6 +112,8 @@ class ActorWorld(World):
             agent.end(key, CRASHED if crashes and draw < 0.15 else RAISED if draw < 0.25 else OK)
 
     def agent_hears(self, agent: Agent, message: Tuple[Any, ...]) -> None:
+        if message[0] == "run" and target_of(message[1]) and not any(key[0] == target_of(message[1]) for key in agent.attempts):
+            return  # The life that they were sent to has ended meanwhile, and they with it.
         if message[0] == "recall":
             for key in message[1]:
                 found = agent.attempts.get(tuple(key))
