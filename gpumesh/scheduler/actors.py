@@ -221,7 +221,7 @@ class Actors(Calls):
 
     def _move_in(self, actor: Actor, spec: Spec, worker: Worker, now: float, actions: List[Action]) -> None:
         need = spec.group.need
-        lease = worker.cards.open(need, actor.spec.group.depth) if need.needs_gpu and worker.cards is not None else None
+        lease = worker.cards.open(need, spec.group.depth) if need.needs_gpu and worker.cards is not None else None
         batch = Batch(spec, actor.attempt, slots_of(worker, need), now, -1, 0.0, lease)
         self._house(actor, worker, batch)
         cards, ordinal = (lease.cards, lease.ordinal) if lease is not None else ((), 0)
