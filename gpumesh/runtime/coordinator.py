@@ -50,6 +50,7 @@ from gpumesh.protocol.messages import (
     TaskOutput,
     TaskResults,
     TasksFinished,
+    TasksWait,
     WorkerChanged,
     WorkerDraining,
     WorkerReadings,
@@ -642,6 +643,11 @@ class Coordinator:
                 self._refuse(link, "protocol", str(error))
                 return
             self._perform(self._cluster.handle(ev.CardsMeasured(worker.ident, readings), now))
+        elif kind is TasksWait:
+            if not all(type(task) is tuple and len(task) == 2 for task in message.tasks):
+                self._refuse(link, "protocol", "these are not attempts")
+                return
+            self._perform(self._cluster.handle(ev.TasksWait(worker.ident, message.tasks, bool(message.waits)), now))
         elif kind is ActorReady:
             self._tell(ev.ActorStarted(worker.ident, message.actor, message.attempt))
         elif kind is WorkerDraining:

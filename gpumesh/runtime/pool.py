@@ -15,7 +15,7 @@ from gpumesh.config import CANCEL_GRACE_SECONDS
 from gpumesh.model.outcomes import Status
 from gpumesh.model.resources import DeviceFacts, requirement_from_wire
 from gpumesh.model.tasks import TaskSpec
-from gpumesh.protocol.messages import DefineCode, RunnerReady, RunTasks, TasksFinished
+from gpumesh.protocol.messages import DefineCode, RunnerReady, RunTasks, SlotGranted, TasksFinished, TaskWaits
 from gpumesh.runtime.loop import Alarm
 from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, KEPT, REVOKED, SENT, SINCE, STARTED
 from gpumesh.runtime.runner_processes import Definitions, OutputTaker, Process, ProcessUser, RunnerProcesses
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 _REQUIREMENT = TaskSpec._fields.index("requirement")
 _PACKAGES = TaskSpec._fields.index("packages")
 _SCRIPT = TaskSpec._fields.index("script")
+_DEPTH = TaskSpec._fields.index("depth")
 
 
 class PoolOwner(OutputTaker):
@@ -59,6 +60,10 @@ class PoolOwner(OutputTaker):
 
     def on_inputs_free(self, task_id: int) -> None:
         """A task whose inputs lie in the store has ended, or nobody wants it any more."""
+        raise AssertionError("overridden by the agent")
+
+    def on_tasks_wait(self, tasks: List[Tuple[int, int]], *, waits: bool) -> None:
+        """These, (task id, attempt), wait for others and take no slots; or, with `waits` false, they do again."""
         raise AssertionError("overridden by the agent")
 
     def on_runner_message(self, runner: int, kind: Any, message: Any) -> None:
@@ -173,7 +178,8 @@ class RunnerPool(ProcessUser):
             threads = min(self.cores, max(per_slot, cores))
             packages = spec[_PACKAGES] if len(spec) > _PACKAGES else ()
             environment = self._define_environment(number, packages) if packages else local.OWN_ENVIRONMENT
-            self.local.on_spec(number, timeout=timeout, width=width, threads=threads, environment=environment)
+            depth = spec[_DEPTH] if len(spec) > _DEPTH else 0
+            self.local.on_spec(number, timeout=timeout, width=width, threads=threads, environment=environment, depth=depth)
         return number
 
     def run(self, spec: int, tasks: Any, *, is_holding: bool = False, cards: Tuple[str, ...] = (), ordinal: int = 0) -> None:
@@ -209,7 +215,7 @@ class RunnerPool(ProcessUser):
         if not leases.knows(spec):
             facts = self.local.spec(spec)
             need = requirement_from_wire(self._specs[spec][_REQUIREMENT])
-            leases.on_spec(spec, timeout=facts.timeout, kind=facts.kind, need=need)
+            leases.on_spec(spec, timeout=facts.timeout, kind=facts.kind, need=need, depth=facts.depth)
         self._perform(leases.on_arrived(tuple(cards), ordinal, spec, tasks, now))
 
     def recall(self, tasks: Any, *, kill: bool, force: bool = False) -> None:
@@ -266,6 +272,11 @@ class RunnerPool(ProcessUser):
                     found.setdefault((task.spec, cards, ordinal), []).append((task.task_id, task.attempt))
         return [(self._specs[spec], cards, ordinal, tasks) for (spec, cards, ordinal), tasks in found.items()]
 
+    def waiting(self) -> List[Tuple[int, int]]:
+        """Of these, (task id, attempt), those that wait for others, and take no slots."""
+        tasks = [*self.local.waiting(), *(self._leases.waiting() if self._leases is not None else ())]
+        return [(task.task_id, task.attempt) for task in tasks]
+
     def give_back_holding(self) -> None:
         """What has inputs in the store and has not started goes back: the store cannot be relied on any more."""
         if self._holding:
@@ -312,6 +323,10 @@ class RunnerPool(ProcessUser):
                 self._tell_health(0, action.problem)
             elif kind is local.FailEnvironment:
                 self._fail_environment(action)
+            elif kind is local.Grant:
+                self.processes.send(action.runner, SlotGranted(action.task_id))
+            elif kind is local.Waits:
+                self._owner.on_tasks_wait([(action.task_id, action.attempt)], waits=action.waits)
             else:
                 self._tell_health(1, action.problem)
         self._arm()
@@ -457,6 +472,9 @@ class RunnerPool(ProcessUser):
                 self._leases.on_kept(process.ident, process.page.words[KEPT] - 1)
             self._perform(self._brain(process.ident).on_results(process.ident, results, self._loop.time()))
             self._owner.on_results_heard(results)
+        elif kind is TaskWaits:
+            brain = self._brain(process.ident)
+            self._perform(brain.on_waits(process.ident, message.task_id, self._loop.time(), waits=message.waits))
         elif kind is RunnerReady:
             self._perform(self._brain(process.ident).on_ready(process.ident, self._loop.time()))
         else:

@@ -27,6 +27,7 @@ from gpumesh.protocol.messages import (
     StreamItems,
     TaskOutput,
     TasksFinished,
+    TasksWait,
     WorkerChanged,
     WorkerDraining,
     WorkerReadings,
@@ -265,6 +266,9 @@ class WorkerAgent(PoolOwner):
         facts = self.standing.told
         held = tuple((spec, cards, ordinal, tuple(tasks)) for spec, cards, ordinal, tasks in self._pool.held())
         link.send(RegisterWorker(self.worker_id, facts, held, tuple(self._kept.attempts())))
+        waiting = self._pool.waiting()
+        if waiting:
+            link.send(TasksWait(waiting, True))
         passing = self._objects.connected(link) if self._objects is not None else None
         if self._streams is not None:
             self._streams.connected()
@@ -366,6 +370,9 @@ class WorkerAgent(PoolOwner):
     def on_feeding(self, runner: int, task_id: int, payload: Any) -> None:
         if self._objects is not None:
             self._objects.feeding(runner, task_id, payload)
+
+    def on_tasks_wait(self, tasks: List[Tuple[int, int]], *, waits: bool) -> None:
+        self.tell(TasksWait(tasks, waits))
 
     def on_inputs_free(self, task_id: int) -> None:
         if self._objects is not None:
