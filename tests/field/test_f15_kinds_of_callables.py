@@ -93,9 +93,11 @@ def test_methods_of_a_class_body_run(mesh: GPUMesh) -> None:
 
 
 @pytest.mark.parametrize("function", [generate, generate_asynchronously])
-def test_generators_are_refused_with_what_to_write(mesh: GPUMesh, function: Any) -> None:
-    with pytest.raises(TypeError, match="list"):
-        accelerate(mesh)(function).remote()
+def test_generators_give_their_values_one_by_one_or_as_a_list(mesh: GPUMesh, function: Any) -> None:
+    produce = accelerate(mesh)(function)
+    values = list(produce.remote())
+    assert values
+    assert produce.map([(), ()]).result(20) == [values, values]
 
 
 def test_returning_a_generator_object_fails_with_what_to_write(mesh: GPUMesh) -> None:

@@ -128,7 +128,6 @@ class _Class:
     ("target", "words"),
     [
         (_Class, "is a class; decorate its methods"),
-        (lambda: (yield), "generator"),
         ("http://host:8000", "takes a mesh or a function"),
         (17, "takes a mesh or a function"),
     ],
@@ -138,12 +137,22 @@ def test_what_cannot_run_is_refused_at_once(target: Any, words: str) -> None:
         accelerate(target)
 
 
-def test_an_async_generator_is_refused_at_once() -> None:
-    async def produce() -> Any:
-        yield 1
+def test_a_generator_function_called_here_gives_a_plain_generator() -> None:
+    @accelerate
+    def numbers(count: int) -> Iterator[int]:
+        yield from range(count)
 
-    with pytest.raises(TypeError, match=r"asynchronous generator .* `return list"):
-        accelerate(produce)
+    @accelerate
+    async def ticks(count: int) -> Any:
+        for value in range(count):
+            yield value
+
+    async def collect() -> Any:
+        return [value async for value in ticks(3)]
+
+    assert inspect.isgenerator(numbers(3))
+    assert list(numbers(3)) == [0, 1, 2]
+    assert asyncio.run(collect()) == [0, 1, 2]
 
 
 # --- options
