@@ -522,6 +522,7 @@ class Actors(Calls):
             return False
         self._tasks[task_id] = actor
         self._supervision.resume(task_id, attempt)
+        actor.newest[spec.client.number] = max(task_id, actor.newest.get(spec.client.number, 0))
         actor.calls[task_id] = None
         worker.calls[task_id] = Call(actor, spec, attempt)
         return True

@@ -67,6 +67,10 @@ class Calls(Flow):
             for task_id in ids:
                 self._end_call(spec, task_id, _ACTOR_DIED, self._dead[target], actions)
             return
+        if doubtful and spec.spec.retries == 0 and actor.newest.get(spec.client.number, 0) > min(ids):
+            ids = self._without_overtaken(actor, spec, ids, actions)
+            if not ids:
+                return
         self._tasks.update(dict.fromkeys(ids, actor))
         if self._missing:
             for task_id in ids:
@@ -78,6 +82,16 @@ class Calls(Flow):
         if doubtful and not actor.is_housed:
             actor.doubtful.update(dict.fromkeys(ids))
         self._pass_on(actor, spec, ids, actions)
+
+    def _without_overtaken(self, actor: Actor, spec: Spec, ids: Sequence[int], actions: List[Action]) -> List[int]:
+        """A worker has later calls of the client and not these: an earlier coordinator has ended them, and the word was lost with it."""
+        newest = actor.newest[spec.client.number]
+        reason = f"it was ended with an earlier life of actor {show_actor(actor.id)}, whose state is lost, before the coordinator was lost"
+        for task_id in ids:
+            if task_id < newest:
+                details = {"actor": actor.id, "name": actor.plan.name, "is_gone": False, "reason": reason}
+                self._end_call(spec, task_id, _ACTOR_DIED, details, actions)
+        return [task_id for task_id in ids if task_id > newest]
 
     def _actor_called(self, target: int, now: float) -> Optional[Actor]:
         """The actor that calls are for; one that nobody has heard of may still be created. None: it is gone."""

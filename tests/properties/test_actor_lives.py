@@ -25,7 +25,7 @@ def test_every_call_ends_once_in_order_and_in_one_life(knows_workers: bool) -> N
 
 def test_the_worlds_have_lives_and_deaths_in_them() -> None:
     calls = restarts = 0
-    for seed in range(20):
+    for seed in range(40):
         world = ActorWorld(seed)
         for _ in range(STEPS):
             world.step()

@@ -104,8 +104,8 @@ class ActorWorld(World):
         key = self.random.choice(running)
         draw = self.random.random()
         if is_creation(agent.attempts[key][0]):
-            if crashes and draw < 0.2:
-                agent.end(key, CRASHED if draw < 0.14 else OK if draw < 0.17 else RAISED)
+            if crashes and draw < 0.4:
+                agent.end(key, CRASHED if draw < 0.34 else OK if draw < 0.37 else RAISED)
         elif target_of(agent.attempts[key][0]):
             agent.end(key, RAISED if draw < 0.1 else OK)
         else:
@@ -156,7 +156,7 @@ class ActorWorld(World):
     def step(self) -> None:
         draw = self.random.random()
         driver = self.random.choice(self.drivers)
-        if draw < 0.03:
+        if draw < 0.04:
             self.create(driver)
         elif draw < 0.17:
             self.call(driver)
