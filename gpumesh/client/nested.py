@@ -20,7 +20,7 @@ import struct
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, List, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Deque, List, Optional, Set, Tuple, Union, cast
 
 from gpumesh.client.channel import Channel
 from gpumesh.client.link import MeshLink, local_facts
@@ -178,11 +178,11 @@ class NestedSession(Session):
 
     def adopt(self, payload: Any) -> None:
         """Wait until the coordinator knows what the process itself has put and this payload mentions."""
-        space: Any = refs.process_space()
-        made: List[int] = []
-        for ref in _mentioned(payload):
-            if ref.space is space and space is not None and ref.oid not in self._known and space.is_made_here(ref.oid):
-                made.append(ref.oid)
+        space: Any = cast(Any, refs.process_space())
+        if space is None:
+            return
+        oids = [ref.oid for ref in _mentioned(payload) if ref.space is space]
+        made = [oid for oid in oids if oid not in self._known and space.is_made_here(oid)]
         if made:
             self._await_known([*dict.fromkeys([*made, *(oid for oid in space.made_here() if oid not in self._known)])])
 

@@ -1,7 +1,7 @@
 """What a process that runs tasks says of them to the client inside it, and how that is told of their ends. Light: every runner loads it.
 
-    the process of a task                        gpumesh.client.nested, once user code asks for the mesh
-    mesh, running, call ── where, and for whom ──> session ── on_ended: what the task has submitted and has not ended goes
+the process of a task                        gpumesh.client.nested, once user code asks for the mesh
+mesh, running, call ── where, and for whom ──> session ── on_ended: what the task has submitted and has not ended goes
 """
 
 from __future__ import annotations

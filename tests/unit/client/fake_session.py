@@ -34,6 +34,8 @@ class FakeSession:
         runs: Tasks run in the thread that submits them; otherwise when `run` is called.
     """
 
+    is_nested = False
+
     def __init__(self, *, runs: bool = True) -> None:
         self.runs = runs
         self.pending: Dict[int, Tuple[SpecHandle, Any, Any]] = {}
