@@ -107,7 +107,7 @@ def test_a_worker_that_is_back_while_its_old_connection_looks_alive_takes_over(p
         hosts.reset(hosts.two, PORT)  # The worker's end is gone; the coordinator's is not told.
         hosts.mend(hosts.two)
 
-        until(lambda: patient.workers["one"].output.count("joined the mesh") == 2, 20, what="joined again")
+        until(lambda: patient.workers["one"].output.count("joined the mesh") >= 2, 20, what="joined again")
         until(lambda: len(patient.views(mesh, "one")) == 1 and patient.alive(mesh, "one") == [ident], 5)
         patient.go()
         assert [future.result(20) for future in futures] == [("task", "one"), ("next", "one")]
@@ -129,7 +129,7 @@ def test_a_worker_whose_address_changes_comes_back_and_every_task_ends_once(quic
 
         hosts.change_address(hosts[1])
 
-        until(lambda: quick.workers["one"].output.count("joined the mesh") == 2, 20, what="joined again")
+        until(lambda: quick.workers["one"].output.count("joined the mesh") >= 2, 20, what="joined again")
         until(lambda: [quick.ident(mesh, place) for place in ("one", "two")] == idents, 10, what=f"{idents} are alive")
         quick.go()
         assert [future.result(30)[0] for future in futures] == ["a", "b", "c"]
