@@ -22,17 +22,24 @@ from typing import TYPE_CHECKING, Any, List
 if TYPE_CHECKING:
     from gpumesh import errors
     from gpumesh.client.accelerate import AcceleratedFunction
+    from gpumesh.client.actor_groups import ActorGroup
+    from gpumesh.client.actor_handle import ActorHandle
+    from gpumesh.client.actors import ActorClass
     from gpumesh.client.context import current_mesh, get, put
     from gpumesh.client.decorator import accelerate
     from gpumesh.client.futures import MeshFuture
     from gpumesh.client.mesh import GPUMesh
     from gpumesh.client.streams import ResultStream
     from gpumesh.client.waiting import as_completed, wait
+    from gpumesh.runtime.actor_exit import exit_actor
     from gpumesh.serialization.refs import ObjectRef
     from gpumesh.version import __version__
 
 __all__ = [
     "AcceleratedFunction",
+    "ActorClass",
+    "ActorGroup",
+    "ActorHandle",
     "GPUMesh",
     "MeshFuture",
     "ObjectRef",
@@ -42,6 +49,7 @@ __all__ = [
     "as_completed",
     "current_mesh",
     "errors",
+    "exit_actor",
     "get",
     "put",
     "wait",
@@ -49,6 +57,9 @@ __all__ = [
 
 _HOMES = {
     "AcceleratedFunction": "gpumesh.client.accelerate",
+    "ActorClass": "gpumesh.client.actors",
+    "ActorGroup": "gpumesh.client.actor_groups",
+    "ActorHandle": "gpumesh.client.actor_handle",
     "GPUMesh": "gpumesh.client.mesh",
     "MeshFuture": "gpumesh.client.futures",
     "ObjectRef": "gpumesh.serialization.refs",
@@ -58,6 +69,7 @@ _HOMES = {
     "as_completed": "gpumesh.client.waiting",
     "current_mesh": "gpumesh.client.context",
     "errors": "",
+    "exit_actor": "gpumesh.runtime.actor_exit",
     "get": "gpumesh.client.context",
     "put": "gpumesh.client.context",
     "wait": "gpumesh.client.waiting",

@@ -18,6 +18,7 @@ MeshError
 ├── NestingTooDeepError (RecursionError)       a task inside a task inside a task ..., too often
 ├── ObjectLostError                            every copy of the object is gone
 ├── ObjectStoreFullError                       no room for the object
+├── UnknownActorError (LookupError)            there is no such actor
 ├── UnknownJobError (LookupError)              there is no such job
 └── JournalError                               the database of jobs cannot be used, or something is not on disk
 
@@ -27,7 +28,7 @@ Every class survives pickling: its constructor takes the message alone, details 
 from __future__ import annotations
 
 from concurrent.futures import CancelledError
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 
 class MeshError(Exception):
@@ -114,7 +115,23 @@ class TaskCancelledError(MeshError, CancelledError):
 
 
 class ActorDiedError(MeshError):
-    """The actor's process or machine is gone, and with it the actor's state."""
+    """The actor's process or machine is gone, and with it the actor's state.
+
+    Where its constructor has failed, that exception is the `__cause__`.
+
+    Attributes:
+        actor_id: As `handle.actor_id`.
+        reason: What has become of it.
+        worker: Where it was: its machine's name and its worker's id; "" where that is not known.
+        is_gone: False: it was started again, and only this call is lost.
+        member: Its place in its group, for a call of the group; None otherwise.
+    """
+
+    actor_id: str = ""
+    reason: str = ""
+    worker: str = ""
+    is_gone: bool = True
+    member: Optional[int] = None
 
 
 class ActorBusyError(MeshError, TimeoutError):
@@ -131,6 +148,10 @@ class ObjectLostError(MeshError):
 
 class ObjectStoreFullError(MeshError):
     """There is no room for the object."""
+
+
+class UnknownActorError(MeshError, LookupError):
+    """There is no actor with this name or id."""
 
 
 class UnknownJobError(MeshError, LookupError):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, List, NoReturn, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from gpumesh.client.actor_options import ActorOptions
 from gpumesh.model.records import NamedTuple
-from gpumesh.serialization.functions import code_flags, display_name, unwrap
+from gpumesh.serialization.functions import display_name, is_generator_function, unwrap
 
 READY = "__ready__"
 """A method that every actor has, and that does nothing."""
@@ -15,7 +15,6 @@ READY = "__ready__"
 STREAMS = "s"  # Kinds of methods: generators, asynchronous ones included, and ...
 PLAIN = ""  # ... all others.
 
-_GENERATORS = 0x20 | 0x200
 _VERSION = 1
 _MISSING = object()
 
@@ -61,7 +60,7 @@ class Shape(NamedTuple):
             return kind
         if name == READY or (self.is_open and not name.startswith("_")):
             return PLAIN
-        _refuse(self, name)
+        raise AttributeError(_explain(self, name))
 
 
 def shape_of(class_: type, options: ActorOptions) -> Shape:
@@ -76,7 +75,7 @@ def shape_of(class_: type, options: ActorOptions) -> Shape:
         if isinstance(found, property) or not callable(function) or isinstance(function, type):
             others.append(name)
         else:
-            methods[name] = STREAMS if code_flags(function) & _GENERATORS else PLAIN
+            methods[name] = STREAMS if is_generator_function(function) else PLAIN
     return Shape(
         display_name(class_),
         methods,
@@ -122,11 +121,9 @@ def _is_private(name: str) -> bool:
     return (name.startswith("__") and name != "__call__") or name.startswith(("_repr_", "_ipython"))
 
 
-def _refuse(shape: Shape, name: str) -> NoReturn:
+def _explain(shape: Shape, name: str) -> str:
     if name in shape.others:
-        raise AttributeError(
-            f"{shape.class_name}.{name} is no method, and an actor's attributes are in another process; write a method that returns it"
-        )
+        return f"{shape.class_name}.{name} is no method, and an actor's attributes are in another process; write a method that returns it"
     import difflib
 
     close = difflib.get_close_matches(name, shape.methods, n=3)
@@ -136,4 +133,4 @@ def _refuse(shape: Shape, name: str) -> NoReturn:
         hint = f"it has {', '.join(sorted(shape.methods)[:20])}"
     else:
         hint = "it has none"
-    raise AttributeError(f"the actor's class {shape.class_name} has no method {name!r}; {hint}")
+    return f"the actor's class {shape.class_name} has no method {name!r}; {hint}"

@@ -617,8 +617,8 @@ class Channel:
         self._confirmed = self._received
         link.send([ResultsReceived(self._received)])
 
-    def _confirm(self) -> None:
-        """The same, on any thread."""
+    def confirm(self) -> None:
+        """The same now, on any thread: what it keeps for us may refer to objects."""
         with self._lock:
             link = self._link
             if link is not None and self._received > self._confirmed:
@@ -790,7 +790,7 @@ class Channel:
                     self._cancelling = {task_id: None for task_id in self._cancelling if task_id in pending}
                 self._results = None
                 if self._received - self._confirmed >= ACKNOWLEDGED_RESULTS:
-                    self._confirm()
+                    self.confirm()
             if not inbox:
                 if self._calls.resent and self._dirty:
                     self.flush()
@@ -1022,10 +1022,10 @@ class Channel:
                 if self._refusals % _REFUSALS == 0:
                     self._role.heal()
         if self._received - self._confirmed >= CONFIRMED_WITH_OTHERS:
-            self._confirm()
+            self.confirm()
         if due is None or time.monotonic() < due:
             return
-        self._confirm()
+        self.confirm()
         if self._trims_left and time.monotonic() >= self._trim_at:
             self._trim()
         events = link.on_time(time.monotonic())

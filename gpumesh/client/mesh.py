@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Union, overload
 
 from gpumesh.config import CONNECT_SECONDS, DEFAULT_PORT, DISTRIBUTE_TIMEOUT_SECONDS, RECONNECT_SECONDS
 from gpumesh.errors import MeshClosedError
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Type
 
+    from typing_extensions import Unpack
+
+    from gpumesh.client.actor_groups import ActorGroup
+    from gpumesh.client.actor_handle import ActorHandle
+    from gpumesh.client.actor_options import ActorOptionsGiven
+    from gpumesh.client.actors import ActorClass
     from gpumesh.client.jobs import JobClient
     from gpumesh.client.session import Session
     from gpumesh.client.streams import ResultStream
@@ -264,6 +270,97 @@ class GPUMesh:
         return accelerated(function, mesh=self, options=given).map(
             params, progress=progress, return_exceptions=return_exceptions, window=window
         )
+
+    # --- actors
+
+    @overload
+    def actor(self, class_: type, /, **options: Unpack[ActorOptionsGiven]) -> ActorClass: ...
+
+    @overload
+    def actor(self, /, **options: Unpack[ActorOptionsGiven]) -> Callable[[type], ActorClass]: ...
+
+    def actor(self, class_: Optional[type] = None, /, **options: Any) -> Any:
+        """Make a class whose objects can live in processes of their own on the mesh; also as a decorator, bare or with options.
+
+        `Counter = mesh.actor(Counter, gpu=1)`; then `Counter.remote(10)` creates an actor and returns its handle, and
+        `handle.increment.remote(by=2)` calls a method of it. Calls of one program run one after the other, in order; methods that
+        are `async def` interleave, and `max_concurrency` lets the others run side by side in threads.
+
+        Args:
+            class_: The class. Its `close` method, or else `__exit__`, is run when an actor ends.
+            options: gpu, cores, memory, tags, device: what its worker must have; GPUs, and `cores` slots, are its own as long as it lives.
+                name: by which `get_actor` finds it. lifetime: "detached" for one that outlives this program, and ends when it is killed.
+                max_restarts (0): how often it is started again after its process or machine has died, with a fresh state, within
+                restart_seconds if given. max_concurrency (1). mailbox (10,000): calls that one program may have pending, and
+                call_timeout (60): seconds that a further one waits for room. priority, packages, place, placement_timeout (60): as for
+                `accelerate`.
+
+        Raises:
+            TypeError: There is no such option, or this is no class.
+            ValueError: An option makes no sense.
+        """
+        from gpumesh.client.actors import actor_class
+
+        if class_ is None:
+            from gpumesh.client.actor_options import make_actor_options
+
+            make_actor_options(options)  # What is wrong is said here, not where the class comes.
+            return lambda found: actor_class(found, mesh=self, options=options)
+        return actor_class(class_, mesh=self, options=options)
+
+    def actors_group(
+        self,
+        class_: Any,
+        n: int,
+        *args: Any,
+        members: Optional[Sequence[Any]] = None,
+        placement: Optional[str] = "spread",
+        **options: Any,
+    ) -> ActorGroup:
+        """Create `n` actors of a class, as one group: `group.method.remote(...)` calls them all, and its result is the list of their results.
+
+        If one of them dies, the pending calls of the group fail with an ActorDiedError that names it.
+
+        Args:
+            class_: The class, or what `actor` has returned for it.
+            n: How many.
+            args: For the constructor of each.
+            members: Arguments for each instead: a dict is keyword arguments, a tuple positional arguments, anything else the one argument.
+            placement: "spread" them over as many machines, "pack" them onto as few, or None: each where there is most room.
+            options: As for `actor`. With a `name` they are called name-0, name-1, ...
+
+        Raises:
+            TypeError, ValueError: As `actor`, or `members` are not `n`.
+            SerializationError, MeshUnavailableError, ...: As for the `remote` of an actor class.
+        """
+        from gpumesh.client.actor_groups import create_group
+
+        return create_group(self, class_, n, args, members, placement, options)
+
+    def get_actor(self, name: str) -> ActorHandle:
+        """The actor with this name, or this id: `a-1a2b3c4d-17`.
+
+        Raises:
+            UnknownActorError: There is none.
+            MeshUnavailableError: Nobody answers.
+        """
+        from gpumesh.client.actors import find_actor
+
+        return find_actor(self, name)
+
+    def actors(self) -> List[Dict[str, Any]]:
+        """The actors alive, one dict each.
+
+        `id`, `name` ("" for none), `class_name`, `state` ("waiting", "starting", "alive", "restarting", "ending"), `worker` and
+        `hostname` ("" if it has none), `cards` (keys of the GPUs that it has), `restarts`, `max_restarts`, `calls` (pending), `detached`,
+        `group`, `owner` (who has created it), and `number` (the id as a number).
+
+        Raises:
+            MeshUnavailableError: Nobody answers.
+        """
+        from gpumesh.client.actors import list_actors
+
+        return list_actors(self)
 
     # --- jobs
 

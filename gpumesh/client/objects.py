@@ -195,6 +195,11 @@ class ObjectSpace:
         self._unproven_bytes = 0  # Put since somebody asked for an answer.
         self.renewals = 0  # Sessions that were lost: what was stored before was stored in vain.
 
+    @property
+    def channel(self) -> Channel:
+        """The connection whose objects these are."""
+        return self._channel
+
     # --- for users
 
     def put(self, value: Any) -> ObjectRef:

@@ -58,6 +58,10 @@ def exception_for(status: int, payload: Any, *, name: str, task_id: int, worker:
     where = str(details.get("worker") or worker)
     task = f"task {show_task(TaskId(task_id))} ({name})" if name else f"task {show_task(TaskId(task_id))}"
     reason = str(details.get("reason") or "")
+    if status == Status.ACTOR_DIED:
+        from gpumesh.client.actor_ends import error_of_death
+
+        return error_of_death(details, name=name, task_id=task_id)
     if status in (Status.CRASHED, Status.LOST):
         return _crash(status, details, task=task, where=where, reason=reason)
     if status == Status.HANDED_BACK:
@@ -107,7 +111,7 @@ def _crash(status: int, details: Dict[str, Any], *, task: str, where: str, reaso
         what = f"{task} died{_on(where)}: the process {_death(details, reason)}"
     if details.get("out_of_memory"):
         what += "; a task that needs much gets a machine that has it with options(memory=...)"
-    tail = _tail(details.get("stderr"))
+    tail = last_lines(details.get("stderr"))
     if tail:
         what += "; its last lines on stderr:\n" + tail
     if len(tries) > 1:
@@ -176,7 +180,8 @@ def _on(where: str) -> str:
     return f" on {where}" if where else ""
 
 
-def _tail(stderr: Any) -> str:
+def last_lines(stderr: Any) -> str:
+    """The last of what a process has written, indented; "" where that is nothing."""
     if isinstance(stderr, bytes):
         stderr = stderr.decode("utf-8", "replace")
     if isinstance(stderr, (list, tuple)):

@@ -255,6 +255,12 @@ class Session:
                 self._remote = self._open(str(self.address), self._token, self._reconnect_timeout, self._own_mesh)
             return self._remote
 
+    def all_channels(self) -> List[Channel]:
+        """The connection to the mesh, and to this machine where that stands in for it; connects on first use. Raises as `submit`."""
+        with self._lock:
+            first = self._reach_remote() or self._choose()
+            return [first, *(channel for channel in self._channels() if channel is not first and channel.end is None)]
+
     def await_workers(self, count: int, timeout: float) -> bool:
         """Wait until the coordinator has `count` healthy workers; whether it has them. Raises as `submit`."""
         with self._lock:

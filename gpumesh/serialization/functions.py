@@ -162,7 +162,7 @@ def check_callable(function: Any) -> None:
 
 def is_generator_function(function: Any) -> bool:
     """Whether calling it makes a generator, also an asynchronous one: its values are made one by one."""
-    return bool(code_flags(unwrap(function)) & (_CO_GENERATOR | _CO_ASYNC_GENERATOR))
+    return bool(_code_flags(unwrap(function)) & (_CO_GENERATOR | _CO_ASYNC_GENERATOR))
 
 
 def unwrap(function: Any) -> Any:
@@ -190,8 +190,7 @@ def _modules(pickler: Any) -> Tuple[str, ...]:
     return tuple(sorted(name for name in names if isinstance(name, str)))
 
 
-def code_flags(function: Any) -> int:
-    """The `co_flags` of the code that calling it runs; 0 where that is not known."""
+def _code_flags(function: Any) -> int:
     for _ in range(20):
         if type(function) is functools.partial:
             function = function.func

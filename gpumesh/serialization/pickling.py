@@ -100,6 +100,10 @@ class Pickler(cp.Pickler):  # type: ignore[misc, unused-ignore]
         if reduced is NotImplemented or len(reduced) != 6:
             self.modules.add(class_.__module__)
             return reduced  # By reference, or one of the few built-in types without a name.
+        by_name = _find_by_unwrapping(class_)
+        if by_name is not None:
+            self.modules.add(class_.__module__)
+            return _unwrap_by_name, by_name
         self.classes.append(class_)
         if class_ not in _received:
             _defined_here.add(class_)
@@ -149,17 +153,17 @@ def _look_up(root: Any, qualname: str) -> Any:
     return root
 
 
-def _find_by_unwrapping(function: types.FunctionType) -> Optional[Tuple[str, str, int]]:
-    """How to reach a function hidden behind its decorators: module, qualified name, and how often to unwrap."""
-    if not is_importable_module(function.__module__ or ""):
+def _find_by_unwrapping(hidden: Any) -> Optional[Tuple[str, str, int]]:
+    """How to reach a function or class hidden behind its decorators: module, qualified name, and how often to unwrap."""
+    if not is_importable_module(hidden.__module__ or ""):
         return None
-    found = _look_up(sys.modules[function.__module__], function.__qualname__)
+    found = _look_up(sys.modules[hidden.__module__], hidden.__qualname__)
     for depth in range(1, 20):
         found = getattr(found, "__wrapped__", None)
         if found is None:
             return None
-        if found is function:
-            return function.__module__, function.__qualname__, depth
+        if found is hidden:
+            return hidden.__module__, hidden.__qualname__, depth
     return None
 
 
