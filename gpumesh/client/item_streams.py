@@ -58,6 +58,7 @@ class Arrivals:
         "_fresh_bytes",
         "_is_lifted",
         "_is_closed",
+        "_has_objects",
         "_channel",
         "_task_id",
         "_callbacks",
@@ -77,6 +78,7 @@ class Arrivals:
         self._fresh_bytes = 0
         self._is_lifted = False  # What has arrived counts as taken.
         self._is_closed = False
+        self._has_objects = False  # Some values lie in the store, or refer to what lies there.
         self._channel: Optional[Channel] = None  # That brought the last values.
         self._task_id = 0
         self._callbacks: List[Callable[[], None]] = []
@@ -101,6 +103,7 @@ class Arrivals:
                 credit = StreamCredit(message.task_id, self._limit)  # It may not know, or not know any more.
             if 0 <= known < len(items):
                 new = items[known:]
+                self._has_objects = self._has_objects or any(type(item) is not bytes for item in new)
                 self.items.extend(new)
                 self.received += len(new)
                 if self._is_lifted:
@@ -130,6 +133,12 @@ class Arrivals:
     def is_complete(self) -> bool:
         """Whether all values have come that the generator has made; once its task has ended well."""
         return self._end is not None and self.received >= self._end
+
+    def confirm(self) -> None:
+        """All has been taken: objects that are kept in case that something was not need be kept no longer."""
+        channel = self._channel
+        if channel is not None and self._has_objects:
+            channel.confirm()
 
     def call_at_news(self, callback: Callable[[], None]) -> None:
         """Once, soon, on any thread."""
@@ -254,6 +263,7 @@ class ItemStream(MeshFuture):
         if self.cancelled():
             return super().result()
         value = super().result()
+        self.sink.confirm()
         if not self.sink.is_complete:
             raise WorkerCrashedError(f"values of {self._title()} were lost with the worker that made them; run it again")
         raise StopIteration(value)

@@ -9,7 +9,7 @@ Promises:
 2. A value leaves at once, unless another has left less than `GENERATOR_GATHER_SECONDS` before: then it waits for company, at most
    about so long.
 3. No more than `GENERATOR_WINDOW_ITEMS` values are under way, and of large ones no more than `GENERATOR_WINDOW_BYTES` or two;
-   whoever waits for his consumer hears interrupts, and does not hold up a loop.
+   who waits for his consumer hears interrupts, holds up no loop, and lets others have the slot.
 4. The generator is closed when its stream ends, however it does.
 """
 
@@ -24,11 +24,13 @@ from typing import Any, Callable, Deque, Dict, List, Optional
 from gpumesh.config import GENERATOR_GATHER_SECONDS, GENERATOR_WINDOW_BYTES, GENERATOR_WINDOW_ITEMS
 from gpumesh.model.payloads import Stored, payload_bytes
 from gpumesh.protocol.messages import StreamCredit, StreamItems
+from gpumesh.runtime import runner_slots
 from gpumesh.runtime.runner_channel import RunnerChannel
 
 BATCH_ITEMS = GENERATOR_WINDOW_ITEMS // 4
 BATCH_BYTES = GENERATOR_WINDOW_BYTES // 4
 LEAST_UNDER_WAY = 2  # Of values of any size: one is made while the other is taken.
+SLOT_KEPT_SECONDS = 0.002  # Of waiting for a consumer, before others may have the slot: most are back at once.
 PARKED_SECONDS = 0.05  # Without anything to send, until the thread that sends what is late sleeps.
 
 Dump = Callable[[Any], Any]
@@ -98,9 +100,6 @@ class RunnerStreams:
         self._channel = channel
         self._streams: Dict[int, _Stream] = {}
         self._late: Optional[_LateValues] = None
-        # Called around waiting for a consumer: somebody else may use the slot meanwhile.
-        self.begin_wait: Optional[Callable[[], None]] = None
-        self.end_wait: Optional[Callable[[], None]] = None
 
     def on_credit(self, message: StreamCredit) -> None:
         """More may be sent."""
@@ -142,16 +141,17 @@ class RunnerStreams:
 
     def _wait(self, stream: _Stream) -> None:
         channel = self._channel
-        if self.begin_wait is None or self.end_wait is None:
+        slot = runner_slots.current
+        if slot is None:
             channel.wait_until(stream.may_go_on)
-            return
-        if channel.wait_until(stream.may_go_on, monotonic() + GENERATOR_GATHER_SECONDS):
-            return
-        self.begin_wait()
-        try:
-            channel.wait_until(stream.may_go_on)
-        finally:
-            self.end_wait()
+        elif not channel.wait_until(stream.may_go_on, monotonic() + SLOT_KEPT_SECONDS):
+            number = slot.begin()
+            goes_on = False
+            try:
+                channel.wait_until(stream.may_go_on)
+                goes_on = True
+            finally:
+                slot.end(number, goes_on=goes_on)
 
     # --- on an event loop
 
@@ -209,14 +209,19 @@ class RunnerStreams:
             loop.add_reader(self._channel.fileno(), self._channel.receive_now)
         try:
             look()
-            if not arrival.done() and self.begin_wait is not None and self.end_wait is not None:
-                self.begin_wait()
+            slot = runner_slots.current
+            if slot is None or arrival.done():
+                await arrival
+                return
+            await asyncio.wait([arrival], timeout=SLOT_KEPT_SECONDS)
+            if not arrival.done():
+                number = slot.begin()
+                goes_on = False
                 try:
                     await arrival
+                    goes_on = True
                 finally:
-                    self.end_wait()
-            else:
-                await arrival
+                    slot.end(number, goes_on=goes_on)
         finally:
             stream.on_credit = None
             if reads:
