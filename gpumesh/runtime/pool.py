@@ -18,11 +18,13 @@ from gpumesh.model.tasks import TaskSpec
 from gpumesh.protocol.messages import DefineCode, RunnerReady, RunTasks, SlotGranted, TasksFinished, TaskWaits
 from gpumesh.runtime.loop import Alarm
 from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, KEPT, REVOKED, SENT, SINCE, STARTED
-from gpumesh.runtime.runner_processes import Definitions, OutputTaker, Process, ProcessUser, RunnerProcesses
+from gpumesh.runtime.pool_owner import PoolOwner as PoolOwner
+from gpumesh.runtime.runner_processes import Definitions, Process, ProcessUser, RunnerProcesses
 from gpumesh.runtime.spawner_link import Launch as Launch
 from gpumesh.scheduler import local
 
 if TYPE_CHECKING:
+    from gpumesh.runtime.actor_pool import ActorPool
     from gpumesh.runtime.environments import Environment, Environments
     from gpumesh.runtime.readings import Holders
     from gpumesh.scheduler.leases import Leases
@@ -32,43 +34,9 @@ logger = logging.getLogger(__name__)
 _REQUIREMENT = TaskSpec._fields.index("requirement")
 _PACKAGES = TaskSpec._fields.index("packages")
 _SCRIPT = TaskSpec._fields.index("script")
+_PLAN = TaskSpec._fields.index("plan")
+_ACTOR = TaskSpec._fields.index("actor")
 _DEPTH = TaskSpec._fields.index("depth")
-
-
-class PoolOwner(OutputTaker):
-    """What a pool tells its agent."""
-
-    def on_results(self, results: List[Tuple[int, int, int, Any, float]]) -> None:
-        """Attempts have ended."""
-        raise AssertionError("overridden by the agent")
-
-    def on_health(self, problem: str) -> None:
-        """The pool cannot run tasks ("": it can again)."""
-        raise AssertionError("overridden by the agent")
-
-    def on_installing(self, packages: Tuple[Tuple[str, ...], ...]) -> None:
-        """Environments of these sets of packages are being built: their tasks cannot run here until that is over."""
-        raise AssertionError("overridden by the agent")
-
-    def on_results_heard(self, results: Any) -> None:
-        """A runner has told these, and `on_results` what was wanted of them."""
-        raise AssertionError("overridden by the agent")
-
-    def on_feeding(self, runner: int, task_id: int, payload: Any) -> None:
-        """A task whose inputs lie in the store is sent to this runner next."""
-        raise AssertionError("overridden by the agent")
-
-    def on_inputs_free(self, task_id: int) -> None:
-        """A task whose inputs lie in the store has ended, or nobody wants it any more."""
-        raise AssertionError("overridden by the agent")
-
-    def on_tasks_wait(self, tasks: List[Tuple[int, int]], *, waits: bool) -> None:
-        """These, (task id, attempt), wait for others and take no slots; or, with `waits` false, they do again."""
-        raise AssertionError("overridden by the agent")
-
-    def on_runner_message(self, runner: int, kind: Any, message: Any) -> None:
-        """A runner wants something of the object store."""
-        raise AssertionError("overridden by the agent")
 
 
 class RunnerPool(ProcessUser):
@@ -98,6 +66,7 @@ class RunnerPool(ProcessUser):
         self._runner_numbers = itertools.count(1)
         self.local = local.LocalPool(slots=slots, threads=max(1, cores // slots), numbers=self._runner_numbers)
         self._leases: Optional[Leases] = None  # Once a task has come for a card, or an owner has asked one back.
+        self.actors: Optional[ActorPool] = None  # Once a spec is that of an actor, or of calls.
         self._devices = tuple(devices)
         self._problems = ["", ""]  # Of the slots, of the leases.
         self._loop = loop
@@ -120,7 +89,9 @@ class RunnerPool(ProcessUser):
         self._alarm = Alarm(loop, self._on_time)
         self._is_closed = False
         self._is_draining = False
-        self._is_withheld = False  # All of it, by the machine's owner.
+        self._is_withheld = False  # All of it, by the machine's owner; ...
+        self._withheld_cards: FrozenSet[str] = frozenset()  # ... or these cards.
+        self._lent_slots = slots
 
     def start(self) -> None:
         """Bring the runners up; returns at once."""
@@ -134,12 +105,14 @@ class RunnerPool(ProcessUser):
         if self._environments is not None:
             self._environments.close()
         self._alarm.cancel()
+        if self.actors is not None:
+            self.actors.close()
         self.processes.close()
 
     @property
     def is_idle(self) -> bool:
         """Whether no task is here."""
-        return not self._payloads
+        return not self._payloads and (self.actors is None or self.actors.is_idle)
 
     def card_holders(self) -> Holders:
         """Which runners there are, for whoever counts what others hold of the cards, and on which cards they are."""
@@ -178,6 +151,10 @@ class RunnerPool(ProcessUser):
             threads = min(self.cores, max(per_slot, cores))
             packages = spec[_PACKAGES] if len(spec) > _PACKAGES else ()
             environment = self._define_environment(number, packages) if packages else local.OWN_ENVIRONMENT
+            if len(spec) > _ACTOR and (spec[_ACTOR] or spec[_PLAN] is not None):
+                slots = min(width, self.slots) if cores else 0
+                self._open_actors().define(number, spec, threads=threads, environment=environment, slots=slots)
+                return number
             depth = spec[_DEPTH] if len(spec) > _DEPTH else 0
             self.local.on_spec(number, timeout=timeout, width=width, threads=threads, environment=environment, depth=depth)
         return number
@@ -192,6 +169,10 @@ class RunnerPool(ProcessUser):
             cards: DeviceFacts.key of those they run on, beside the slots, in a process that sees no others.
             ordinal: Which of the processes with these cards.
         """
+        if self.actors is not None and self.actors.knows(spec):
+            if not self._refuses(spec, tasks):
+                self.actors.run(spec, tasks, is_holding=is_holding, cards=tuple(cards), ordinal=ordinal)
+            return
         payloads = self._payloads
         if is_holding:
             self._holding.update(task[0] for task in tasks)
@@ -205,7 +186,7 @@ class RunnerPool(ProcessUser):
                 self._packed_scripts.update(task[0] for task in tasks)
             obstacle = self._environments.obstacle(spec)
             if obstacle is not None:
-                self._turn_away([(task[0], task[1]) for task in tasks], obstacle)
+                self._report(self._turned_away([(task[0], task[1]) for task in tasks], obstacle))
                 return
         now = self._loop.time()
         if not cards:
@@ -218,12 +199,31 @@ class RunnerPool(ProcessUser):
             leases.on_spec(spec, timeout=facts.timeout, kind=facts.kind, need=need, depth=facts.depth)
         self._perform(leases.on_arrived(tuple(cards), ordinal, spec, tasks, now))
 
+    def expect(self, spec: int, tasks: Any, *, cards: Tuple[str, ...], ordinal: int) -> List[Tuple[int, int, Any]]:
+        """Creations or calls of actors arrived, and the inputs of some are to be fetched: see `ActorPool.expect`."""
+        assert self.actors is not None
+        if self._refuses(spec, tasks):
+            return []
+        return self.actors.expect(spec, tasks, cards=cards, ordinal=ordinal)
+
+    def _refuses(self, spec: int, tasks: Any) -> bool:
+        """Whether these are creations that cannot be here because their environment is not; that is told."""
+        if self._environments is None or self.local.is_draining:
+            return False
+        obstacle = self._environments.obstacle(spec)
+        if obstacle is None:
+            return False
+        self._owner.on_results(self._turned_away([(task[0], task[1]) for task in tasks], obstacle))
+        return True
+
     def recall(self, tasks: Any, *, kill: bool, force: bool = False) -> None:
         """The coordinator wants these back."""
         now = self._loop.time()
         self._perform(self.local.on_recalled(tasks, kill=kill, now=now, force=force))
         if self._leases is not None:
             self._perform(self._leases.on_recalled(tasks, kill=kill, now=now, force=force))
+        if self.actors is not None:
+            self.actors.recall(tasks, kill=kill, force=force)
 
     def drain(self) -> None:
         """Give back what has not started, finish what has."""
@@ -231,6 +231,8 @@ class RunnerPool(ProcessUser):
         self._perform(self.local.drain())
         if self._leases is not None:
             self._perform(self._leases.drain(self._loop.time()))
+        if self.actors is not None:
+            self.actors.drain()
 
     def hand_back(
         self, *, running: bool, cards: Optional[FrozenSet[str]] = None, grace_seconds: float = CANCEL_GRACE_SECONDS
@@ -249,18 +251,30 @@ class RunnerPool(ProcessUser):
             self._perform(self.local.hand_back(running=running, now=now, grace_seconds=grace_seconds))
         if cards is not None or self._leases is not None:
             self._perform(self._open_leases().hand_back(cards, running=running, now=now, grace_seconds=grace_seconds))
+        self._withheld_cards |= cards or frozenset()
+        if self.actors is not None:
+            self.actors.hand_back(cards, running=running, grace_seconds=grace_seconds)
 
     def accept(self, cards: Optional[FrozenSet[str]] = None) -> None:
         """The owner lends everything again, or these cards; cards that were asked back by name stay so until they are named here."""
         if cards is None:
             self._is_withheld = False
             self.local.accept()
+        self._withheld_cards -= cards or frozenset()
         if self._leases is not None:
             self._leases.accept(cards)
+        if self.actors is not None:
+            self.actors.accept(cards)
 
     def allow(self, slots: int) -> None:
         """Use no more than so many slots for tasks without a card."""
-        self._perform(self.local.allow(slots, self._loop.time()))
+        self._lent_slots = slots
+        self._use_slots()
+
+    def _use_slots(self) -> None:
+        """Those that are lent and belong to no actor."""
+        taken = self.actors.local.slots_taken if self.actors is not None else 0
+        self._perform(self.local.allow(max(1, self._lent_slots - taken), self._loop.time()))
 
     def held(self) -> List[Tuple[Tuple[Any, ...], Tuple[str, ...], int, List[Tuple[int, int]]]]:
         """Every attempt that is here, in order: (spec, cards, ordinal, [(task id, attempt), ...]) of each spec on each lease."""
@@ -270,7 +284,8 @@ class RunnerPool(ProcessUser):
             for task in tasks:
                 if task.task_id in self._payloads:
                     found.setdefault((task.spec, cards, ordinal), []).append((task.task_id, task.attempt))
-        return [(self._specs[spec], cards, ordinal, tasks) for (spec, cards, ordinal), tasks in found.items()]
+        held = [(self._specs[spec], cards, ordinal, tasks) for (spec, cards, ordinal), tasks in found.items()]
+        return held if self.actors is None else [*held, *self.actors.held()]
 
     def waiting(self) -> List[Tuple[int, int]]:
         """Of these, (task id, attempt), those that wait for others, and take no slots."""
@@ -285,6 +300,8 @@ class RunnerPool(ProcessUser):
                 *(task for _, tasks in (self._leases.tasks() if self._leases else ()) for task in tasks),
             ]
             self.recall([(task.task_id, task.attempt) for task in everything if task.task_id in self._holding], kill=False)
+        if self.actors is not None:
+            self.actors.abandon(has_store=False)
 
     def send(self, runner: int, message: Any) -> bool:
         """Tell a runner something; False if it is gone."""
@@ -322,7 +339,7 @@ class RunnerPool(ProcessUser):
             elif kind is local.Health:
                 self._tell_health(0, action.problem)
             elif kind is local.FailEnvironment:
-                self._fail_environment(action)
+                self._report(self._failures_of(action))
             elif kind is local.Grant:
                 self.processes.send(action.runner, SlotGranted(action.task_id))
             elif kind is local.Waits:
@@ -350,6 +367,27 @@ class RunnerPool(ProcessUser):
             if self._is_draining:
                 self._leases.drain(self._loop.time())
         return self._leases
+
+    def _open_actors(self) -> ActorPool:
+        if self.actors is None:
+            from gpumesh.runtime.actor_pool import ActorPool
+
+            self.actors = ActorPool(
+                self._loop,
+                self.processes,
+                self._definitions,
+                self._owner,
+                numbers=self._runner_numbers,
+                on_slots=lambda _: self._use_slots(),
+                fail_environment=self._failures_of,
+            )
+            if self._is_withheld:
+                self.actors.hand_back(None, running=False)
+            if self._withheld_cards:
+                self.actors.hand_back(self._withheld_cards, running=False)
+            if self._is_draining:
+                self.actors.drain()
+        return self.actors
 
     def _brain(self, runner: int) -> Union[local.LocalPool, Leases]:
         """Who decides about a runner."""
@@ -438,21 +476,20 @@ class RunnerPool(ProcessUser):
         if self._environments is not None and not self._is_closed:
             self._owner.on_installing(self._environments.under_way())
 
-    def _turn_away(self, tasks: List[Tuple[int, int]], obstacle: Environment) -> None:
+    def _turned_away(self, tasks: List[Tuple[int, int]], obstacle: Environment) -> List[Tuple[int, int, int, Any, float]]:
         """They come again when the environment is built; or it cannot be, and that is their end."""
-        if obstacle.is_building:
-            if not obstacle.is_announced:
-                obstacle.is_announced = True
-                self._owner.on_output(tasks[0][0], 2, obstacle.announcement(where=self.label).encode())
-            self._report([(task_id, attempt, int(Status.NOT_RUN), {}, 0.0) for task_id, attempt in tasks])
-        else:
-            self._report(obstacle.failures(tasks, where=self.label, scripts=self._packed_scripts))
+        if not obstacle.is_building:
+            return obstacle.failures(tasks, where=self.label, scripts=self._packed_scripts)
+        if not obstacle.is_announced:
+            obstacle.is_announced = True
+            self._owner.on_output(tasks[0][0], 2, obstacle.announcement(where=self.label).encode())
+        return [(task_id, attempt, int(Status.NOT_RUN), {}, 0.0) for task_id, attempt in tasks]
 
-    def _fail_environment(self, action: local.FailEnvironment) -> None:
+    def _failures_of(self, action: local.FailEnvironment) -> List[Tuple[int, int, int, Any, float]]:
         assert self._environments is not None
         environment = self._environments.by_number(action.environment)
         environment.fail(describe_start(action.details), self._loop.time())
-        self._report(environment.failures(action.tasks, where=self.label, scripts=self._packed_scripts))
+        return environment.failures(action.tasks, where=self.label, scripts=self._packed_scripts)
 
     def _on_environment_idle(self, environment: Environment) -> None:
         """Its processes end; the next task starts others."""

@@ -14,6 +14,7 @@ from gpumesh.model.resources import CardReading, DeviceFacts, WorkerFacts
 from gpumesh.network.address import Address
 from gpumesh.protocol.connection import Closed, Connection, Established
 from gpumesh.protocol.messages import (
+    ActorReady,
     DefineCode,
     DefineFunction,
     DefineSpec,
@@ -377,6 +378,13 @@ class WorkerAgent(PoolOwner):
     def on_inputs_free(self, task_id: int) -> None:
         if self._objects is not None:
             self._objects.inputs.ended(task_id)
+
+    def on_actor_alive(self, actor: int, attempt: int) -> None:
+        self.tell(ActorReady(actor, attempt))
+
+    def on_inputs_unwanted(self, tasks: List[Tuple[int, int]]) -> None:
+        if self._objects is not None:
+            self._objects.inputs.forget(tasks)
 
     def on_results_heard(self, results: Any) -> None:
         if self._objects is not None:

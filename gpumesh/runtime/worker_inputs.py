@@ -23,7 +23,8 @@ INPUTS_AHEAD_BYTES = 64 * MIB  # At least. In a store that others use too no mor
 _NOT_RUN, _CANCELLED, _RAISED = int(Status.NOT_RUN), int(Status.CANCELLED), int(Status.RAISED)
 
 Result = Tuple[int, int, int, Any, float]
-LeaseKey = Tuple[Tuple[str, ...], int]  # Cards and ordinal; without cards the task takes a slot.
+# Cards and ordinal; without cards the task takes a slot. An ordinal below 0: a call of the actor with that number, or its creation.
+LeaseKey = Tuple[Tuple[str, ...], int]
 
 
 class _Waiting:
@@ -73,17 +74,24 @@ class TaskInputs:
     def run(self, spec: int, tasks: Any, cards: Tuple[str, ...] = (), ordinal: int = 0) -> None:
         """Attempts arrived, and some of them are more than plain bytes; for the rest see `RunnerPool.run`."""
         lease = (tuple(cards), ordinal)
+        actors = self._pool.actors
+        is_of_actors = actors is not None and actors.knows(spec)
+        if actors is not None and is_of_actors:
+            tasks = self._pool.expect(spec, tasks, cards=lease[0], ordinal=ordinal)
+            if not tasks:
+                return
+            lease = ((), -(actors.callee(spec) or tasks[0][0]))
         plain: List[Tuple[int, int, Any]] = []
         for task_id, attempt, payload in tasks:
             oids = {} if type(payload) is bytes else sizes_of(payload)
             if not oids:
                 plain.append((task_id, attempt, payload))
-            elif self.is_draining or self._keeps_from(lease):
+            elif not is_of_actors and (self.is_draining or self._keeps_from(lease)):
                 self._report([(task_id, attempt, _NOT_RUN, {}, 0.0)])
             else:
                 self._queue_of(lease)[(task_id, attempt)] = _Waiting(spec, task_id, attempt, payload, oids, lease)
         if plain:
-            self._pool.run(spec, plain, cards=lease[0], ordinal=ordinal)
+            self._pool.run(spec, plain, cards=lease[0], ordinal=lease[1])
         self._admit()
 
     def _queue_of(self, lease: LeaseKey) -> OrderedDict[Tuple[int, int], _Waiting]:
@@ -97,6 +105,8 @@ class TaskInputs:
         for lease in list(self._waiting):
             width = 1 if lease[0] else self._pool.slots
             while lease in self._waiting:
+                if lease[1] < 0 and any(other.lease == lease for other in self._resolving.values()):
+                    break  # In order, or the inputs of a later call could keep the memory that those of an earlier one need.
                 queue = self._waiting[lease]
                 key, waiting = next(iter(queue.items()))
                 taken = self._taken.get(lease, 0)
@@ -162,6 +172,8 @@ class TaskInputs:
         self._leases[waiting.task_id] = waiting.lease
         tasks = [(waiting.task_id, waiting.attempt, payload)]
         self._pool.run(waiting.spec, tasks, is_holding=True, cards=waiting.lease[0], ordinal=waiting.lease[1])
+        if waiting.lease[1] < 0 and waiting.lease in self._waiting:
+            self._objects.loop.call_soon(self._admit)
 
     def _put_back(self, waiting: _Waiting) -> None:
         """There is no room for its inputs while others have theirs: it is the next to try when one of them has ended."""
@@ -178,6 +190,7 @@ class TaskInputs:
         self._drop(waiting)
         payload = dump_exception(from_text(error))
         self._report([(waiting.task_id, waiting.attempt, _RAISED, payload, 0.0)])
+        self._tell_lost([waiting])
         self._objects.loop.call_soon(self._admit)
 
     def _drop(self, waiting: _Waiting) -> None:
@@ -196,6 +209,7 @@ class TaskInputs:
         status = _CANCELLED if kill else _NOT_RUN
         left: List[Tuple[int, int]] = []
         given_back: List[Result] = []
+        lost: List[_Waiting] = []
         for task_id, attempt in tasks:
             key = (task_id, attempt)
             waiting = self._resolving.get(key) or next((queue[key] for queue in self._waiting.values() if key in queue), None)
@@ -203,16 +217,33 @@ class TaskInputs:
                 left.append(key)
             else:
                 self._drop(waiting)
+                lost.append(waiting)
                 given_back.append((task_id, attempt, status, {}, 0.0))
         if given_back:
             self._report(given_back)
+            self._tell_lost(lost)
             self._admit()
         return left
 
+    def _tell_lost(self, gone: List[_Waiting]) -> None:
+        """An actor that expects these is told that they do not come."""
+        for waiting in gone:
+            if waiting.lease[1] < 0 and self._pool.actors is not None:
+                self._pool.actors.inputs_lost(waiting.spec, waiting.task_id, waiting.attempt)
+
+    def forget(self, tasks: List[Tuple[int, int]]) -> None:
+        """Nobody wants these any more, which their actor has expected, and their end is not to be told."""
+        for key in tasks:
+            waiting = self._resolving.get(key) or next((queue[key] for queue in self._waiting.values() if key in queue), None)
+            if waiting is not None:
+                self._drop(waiting)
+        if self._waiting:
+            self._objects.loop.call_soon(self._admit)  # Not now: the pool is in the middle of acting.
+
     def drain(self) -> None:
-        """Give back what has not reached the pool, now and from now on."""
+        """Give back what has not reached the pool, now and from now on. What actors expect they give up by themselves."""
         self.is_draining = True
-        self._give_back([*self._resolving.values(), *self._all_waiting()])
+        self._give_back([waiting for waiting in [*self._resolving.values(), *self._all_waiting()] if waiting.lease[1] >= 0])
 
     def withhold(self, *, everything: bool, cards: FrozenSet[str]) -> None:
         """The machine's owner keeps all of it, or these cards, until this is called again: what has not reached the pool goes back."""
@@ -220,7 +251,7 @@ class TaskInputs:
         self._withheld_cards = cards
         if everything or cards:
             waiting = [*self._resolving.values(), *self._all_waiting()]
-            self._give_back([each for each in waiting if self._keeps_from(each.lease)])
+            self._give_back([each for each in waiting if self._keeps_from(each.lease) and each.lease[1] >= 0])
 
     def _keeps_from(self, lease: LeaseKey) -> bool:
         return self._is_withheld or not self._withheld_cards.isdisjoint(lease[0])
@@ -233,6 +264,8 @@ class TaskInputs:
 
     def abandon(self) -> None:
         """The coordinator is lost: forget them."""
+        if self._pool.actors is not None:
+            self._pool.actors.abandon(has_store=True)
         for waiting in self._all_waiting():
             waiting.is_over = True
         for waiting in self._resolving.values():
