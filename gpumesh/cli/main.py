@@ -10,7 +10,7 @@ from typing import List, NoReturn, Optional
 
 import typer
 
-from gpumesh.cli import benchmark, demo, devices, events, jobs, join, objects, owner, serve, submit, workers
+from gpumesh.cli import actors, benchmark, demo, devices, events, jobs, join, objects, owner, serve, submit, workers
 from gpumesh.cli.console import set_verbosity, verbosity
 from gpumesh.errors import MeshError
 from gpumesh.version import __version__
@@ -37,6 +37,8 @@ app.command(name="kill")(jobs.kill)
 app.command(name="retry")(jobs.retry)
 app.command(name="events")(events.events)
 app.command(name="objects")(objects.objects)
+app.command(name="actors")(actors.actors)
+app.command(name="kill-actor")(actors.kill_actor)
 app.command(name="devices")(devices.devices)
 app.command(name="benchmark")(benchmark.benchmark)
 app.command(name="pause")(owner.pause)
