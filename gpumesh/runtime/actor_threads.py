@@ -27,7 +27,7 @@ from gpumesh.protocol.messages import TasksFinished
 from gpumesh.runtime import nesting
 from gpumesh.runtime.actor_calls import Arrived, Calls, Result, own_copy, timed_out
 from gpumesh.runtime.actor_exit import ActorExit
-from gpumesh.runtime.page import CONCURRENT, FINISHED, SINCE, STARTED
+from gpumesh.runtime.page import CONCURRENT, FINISHED, ORDERS, SINCE, STARTED
 from gpumesh.runtime.runner_base import await_now
 from gpumesh.serialization import refs, values
 
@@ -149,10 +149,13 @@ class ThreadCalls(Calls):
             threading.Thread(target=self._work, name=f"gpumesh-call-{self._threads}", daemon=True).start()
 
     def _work(self) -> None:
+        process, words = self._process, self._words
         while True:
             call = self._waiting.get()
+            if words[ORDERS] > process.orders:
+                self._channel.wait_until(lambda: process.orders >= words[ORDERS])
             with self._lock:
-                if self._process.is_over or call.is_reported:
+                if process.is_over or call.is_reported:
                     begins = False
                 else:
                     begins = call.has_begun = True
