@@ -851,8 +851,6 @@ class Coordinator:
                 client = self._clients.get(action.client)
                 if client is not None and client.link is not None:
                     client.link.send(TaskNotice(action.task_id, action.text))
-                elif self._jobs is not None and action.client == JOBS_CLIENT:
-                    self._jobs.noticed(action.task_id, action.text)
             elif kind is act.Forget:
                 for task_id in action.task_ids:
                     self._forget(task_id)
@@ -1280,6 +1278,10 @@ class Coordinator:
         found: Any = self._cluster.executing_of(JOBS_CLIENT, self._loop.time())
         executing: Dict[int, Tuple[str, int, float]] = found
         return executing
+
+    def unable_scripts(self) -> Sequence[Tuple[Sequence[int], str]]:
+        """Tasks that nobody here can run: (their rows, why) of each kind."""
+        return self._cluster.unable(JOBS_CLIENT, self._loop.time())
 
     def script_slots(self) -> int:
         """Slots of all workers."""

@@ -10,6 +10,7 @@ from gpumesh.errors import JournalError
 from gpumesh.journal.base import JobRecord, Journal, TaskRecord
 from gpumesh.model.jobs import PENDING, RUNNING, JobSpec, typed_job_id
 from gpumesh.model.outcomes import Status
+from gpumesh.model.records import NamedTuple
 from gpumesh.protocol.messages import Query
 from gpumesh.runtime.job_mesh import Mesh
 from gpumesh.runtime.job_views import attempt_view, job_view, record_view, task_view
@@ -28,10 +29,17 @@ class _Waiter:
         self.timer: Optional[asyncio.TimerHandle] = None
 
 
+class _Now(NamedTuple):
+    """What the scheduler says of the jobs at the moment, by their ids."""
+
+    running: Dict[str, int]  # How many of their tasks are being executed.
+    notices: Dict[str, Dict[str, None]]  # Why others can be by nobody here.
+
+
 class Active:
     """A job that has not finished, with what the scheduler need not know of it."""
 
-    __slots__ = ("job", "spec", "submitted", "numbers", "digests", "version", "running", "notices", "waiters")
+    __slots__ = ("job", "spec", "submitted", "numbers", "digests", "version", "looks", "waiters")
 
     def __init__(
         self, job: Job, spec: JobSpec, submitted: float, numbers: List[int], digests: List[bytes], *, version: int = 1
@@ -42,8 +50,7 @@ class Active:
         self.numbers = numbers  # Of its variants, as specs of the scheduler.
         self.digests = digests  # Of what was defined for it.
         self.version = version  # Grows with each change that somebody may wait for.
-        self.running = 0  # Of its tasks, when it was looked at last.
-        self.notices: Dict[int, str] = {}  # Row -> what the scheduler has to say of it, and of those like it.
+        self.looks: Tuple[int, List[str]] = (0, [])  # When the scheduler was asked last: how many run, and its notices.
         self.waiters: List[_Waiter] = []
 
     def record(self) -> JobRecord:
@@ -123,11 +130,11 @@ class JobAnswers:
             if error is not None:
                 self._mesh.answer(client, number, None, str(error), "journal")
                 return
-            running = self._running()
+            now = self._now()
             views: List[Dict[str, Any]] = []
             for record in reversed(records or []):
                 active = self._jobs.get(record.id)
-                views.append(record_view(record) if active is None else self._view(active, running.get(record.id, 0)))
+                views.append(record_view(record) if active is None else self._view(active, now))
             self._mesh.answer(client, number, views)
 
         self._journal.read(lambda reader: reader.jobs(), found)
@@ -148,12 +155,13 @@ class JobAnswers:
     def _current_view(self, active: Optional[Active], record: JobRecord) -> Dict[str, Any]:
         if active is None:
             return {**record_view(record), "version": 0}
-        return self._view(active, self._running().get(record.id, 0))
+        return self._view(active, self._now())
 
-    def _view(self, active: Active, running: int) -> Dict[str, Any]:
+    def _view(self, active: Active, now: _Now) -> Dict[str, Any]:
         job = active.job
-        if running != active.running:
-            active.running = running
+        running, notices = looks = (now.running.get(job.id, 0), list(now.notices.get(job.id, ())))
+        if looks != active.looks:
+            active.looks = looks
             active.version += 1
         view = job_view(
             active.spec,
@@ -161,18 +169,23 @@ class JobAnswers:
             counts=job.counts(running),
             submitted=active.submitted,
             ended=0.0,
-            notices=list(dict.fromkeys(active.notices.values())),
+            notices=notices,
         )
         return {**view, "version": active.version}
 
-    def _running(self) -> Dict[str, int]:
-        """How many tasks of each job are being executed."""
-        counts: Dict[str, int] = {}
+    def _now(self) -> _Now:
+        running: Dict[str, int] = {}
         for row in self._mesh.executing_scripts():
             job = self._book.job_of(row)
             if job is not None:
-                counts[job.id] = counts.get(job.id, 0) + 1
-        return counts
+                running[job.id] = running.get(job.id, 0) + 1
+        notices: Dict[str, Dict[str, None]] = {}
+        for rows, text in self._mesh.unable_scripts():
+            for row in rows:
+                job = self._book.job_of(row)
+                if job is not None:
+                    notices.setdefault(job.id, {})[text] = None
+        return _Now(running, notices)
 
     def _tell_tasks(self, client: int, number: int, record: JobRecord, *, first: int) -> None:
         def found(tasks: Optional[List[TaskRecord]], error: Optional[JournalError]) -> None:
@@ -228,7 +241,7 @@ class JobAnswers:
     # --- waiting for news
 
     def _wait(self, client: int, number: int, active: Active, *, seen: int) -> None:
-        view = self._view(active, self._running().get(active.job.id, 0))
+        view = self._view(active, self._now())
         if seen != active.version and (not seen or self._timer is None):
             self._mesh.answer(client, number, view)
             self._look_soon()  # Not before that comes another.
@@ -241,7 +254,7 @@ class JobAnswers:
     def _give_news(self, active: Active, waiter: _Waiter) -> None:
         """News or not: it has waited long enough."""
         if waiter in active.waiters:
-            self._tell_waiters(active, [waiter], self._view(active, self._running().get(active.job.id, 0)))
+            self._tell_waiters(active, [waiter], self._view(active, self._now()))
 
     def changed(self, active: Active) -> None:
         """There is something new about a job."""
@@ -261,11 +274,11 @@ class JobAnswers:
         self._timer = None
         if not self._watched:
             return
-        running = self._running()
+        now = self._now()
         for active in list(self._watched):
             if self._jobs.get(active.job.id) is not active:
                 continue  # It has finished; that is told when it is on disk.
-            view = self._view(active, running.get(active.job.id, 0))
+            view = self._view(active, now)
             waiters = [waiter for waiter in active.waiters if waiter.seen != active.version]
             if waiters:
                 self._tell_waiters(active, waiters, view)

@@ -40,6 +40,9 @@ class Mesh(Protocol):
     def executing_scripts(self) -> Dict[int, Tuple[str, int, float]]:
         """Tasks that workers execute now: (worker, attempt, seconds so far) of each."""
 
+    def unable_scripts(self) -> Sequence[Tuple[Sequence[int], str]]:
+        """Tasks that nobody here can run: (their rows, why) of each kind."""
+
     def script_slots(self) -> int:
         """Slots of all workers."""
 

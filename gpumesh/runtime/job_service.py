@@ -331,16 +331,14 @@ class JobService:
             job = self._book.job_of(row)
             if job is not None:
                 job.has_started = True
-                active = self._active[job.id]
-                active.notices.pop(row, None)
-                self._answers.changed(active)
+                self._answers.changed(self._active[job.id])
                 if not job.is_once:  # Else that is known on disk already.
                     marked.append(row)
         if marked:
             self._journal.mark_started(marked)
 
     def moved(self) -> None:
-        """The scheduler has done something: other tasks than before may be executed."""
+        """The scheduler has done something: other tasks than before may be executed, or be such that nobody can."""
         self._answers.moved()
 
     # --- and back
@@ -359,7 +357,6 @@ class JobService:
             if job is None:
                 continue
             concerned[job.id] = self._active[job.id]
-            concerned[job.id].notices.pop(row, None)
             if state != PENDING:
                 ends.append(end)
         rows = [result[0] for result in results]
@@ -378,14 +375,6 @@ class JobService:
         """The job of a task that is with the scheduler, and its place among the payloads; ("", 0) if it is not."""
         job = self._book.job_of(row)
         return (job.id, row - job.first) if job is not None else ("", 0)
-
-    def noticed(self, row: int, text: str) -> None:
-        """The scheduler has something to say of a task that goes on."""
-        job = self._book.job_of(row)
-        if job is not None:
-            active = self._active[job.id]
-            active.notices[row] = text
-            self._answers.changed(active)
 
     def wrote(self, row: int, stream: int, data: bytes) -> None:
         """A task has written to its standard output (1) or error (2)."""

@@ -61,7 +61,7 @@ from gpumesh.scheduler.delays import Delayed
 from gpumesh.scheduler.dependencies import Waiting
 from gpumesh.scheduler.flow import RAN, Returned
 from gpumesh.scheduler.queues import Group
-from gpumesh.scheduler.snapshot import gone_view, waiting_views, worker_views
+from gpumesh.scheduler.snapshot import gone_view, unable_views, waiting_views, worker_views
 from gpumesh.scheduler.states import Batch, Client, Recovering, Spec, Worker, WorkerState
 from gpumesh.scheduler.waiting_tasks import WaitingTasks
 
@@ -196,6 +196,10 @@ class Cluster(WaitingTasks):
     def waiting(self, now: float) -> List[Dict[str, Any]]:
         """One dict for each client's ready tasks of one requirement; the shape of `mesh.waiting()`."""
         return waiting_views(self._queues.ready(now), list(self._workers.values()), self._delays, now)
+
+    def unable(self, client: ClientNumber, now: float) -> List[Tuple[List[int], str]]:
+        """A client's tasks that nobody here can run, as soon as there is something to say of it: (ids, why) of each kind."""
+        return unable_views(self._stuck, list(self._workers.values()), client, now) if self._stuck else []
 
     def is_confirmed(self, task_id: int) -> bool:
         """Whether the task is here and its client has said, in this session, that it waits for it."""

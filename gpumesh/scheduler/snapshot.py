@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
+from gpumesh.config import INFEASIBLE_NOTICE_SECONDS
+from gpumesh.model.ids import ClientNumber
 from gpumesh.model.resources import CardReading, DeviceFacts, WorkerFacts, facts_as_dict, show_requirement
 from gpumesh.scheduler.cards import CardUsage
 from gpumesh.scheduler.delays import Delayed
@@ -38,6 +40,28 @@ def waiting_views(
     for _, delayed in delays:
         waits.setdefault(delayed.spec, []).append(max(0.0, delayed.due - now))
     return views + [_delayed_view(spec, found) for spec, found in waits.items()]
+
+
+def unable_views(
+    groups: Iterable[Group], workers: Sequence[Worker], client: ClientNumber, now: float
+) -> List[Tuple[List[int], str]]:
+    """Why nobody here can run tasks of a client, of those of which that has been told or is due: (their ids, the reason) of each kind.
+
+    Args:
+        groups: Those that nobody can run.
+    """
+    views: List[Tuple[List[int], str]] = []
+    for group in groups:
+        lane = group.lanes.get(client)
+        if lane is None:
+            continue
+        if group.need not in lane.client.noticed and min(run.since for run in lane.runs) + INFEASIBLE_NOTICE_SECONDS > now:
+            continue
+        names: Dict[str, List[int]] = {}
+        for run in lane.runs:
+            names.setdefault(run.spec.spec.name, []).extend(each for each in run.ids if each not in lane.dead)
+        views.extend((ids, explain(name, group.need, workers, client=lane.client.name)) for name, ids in names.items() if ids)
+    return views
 
 
 def _delayed_view(spec: Spec, waits: List[float]) -> Dict[str, Any]:

@@ -264,6 +264,13 @@ def test_a_task_that_nobody_can_run_waits_and_the_job_says_why(mesh: GPUMesh, fo
     assert "4096 cores" in status["notices"][0]
     until(lambda: mesh.status(job)["tasks"][1]["status"] == "done", 20)
     assert mesh.status(job)["counts"]["pending"] == 1
+    other = mesh.submit(name="other", script=folder / "square.py", payloads=[{"x": 1, "cpu_cores": 4096}])
+    seen: List[Any] = []
+    waiting = threading.Thread(target=lambda: mesh.wait(other, 30, on_progress=lambda status: seen.append(status["notices"])))
+    waiting.start()
+    until(lambda: seen and seen[-1] and "4096 cores" in seen[-1][0], 10, what="another job that cannot run says so as well")
+    mesh.cancel(other)
+    waiting.join(30)
     mesh.cancel(job)
     assert mesh.wait(job, 10)["counts"] == {"pending": 0, "running": 0, "done": 1, "failed": 0, "cancelled": 1}
 

@@ -24,6 +24,7 @@ FUNCTION = bytes(range(32, 48))
 SPEC = TaskSpec(FUNCTION, "train.py", placement_timeout=-1.0, code=CODE, script="train.py")
 KEY = bytes(range(16))
 JOB = job_id(KEY)
+OTHER = bytes(range(1, 17))  # Another's key.
 ANN, BOB = 7, 8
 OK, RAISED, LOST = int(Status.OK), int(Status.RAISED), int(Status.LOST)
 
@@ -72,6 +73,7 @@ class Coordinator:
         self.code: Dict[bytes, Any] = {CODE: b"list", PART: b"files"}  # As clients have defined it.
         self.defined: List[bytes] = []
         self.executing: Dict[int, Tuple[str, int, float]] = {}
+        self.unable: List[Tuple[List[int], str]] = []
         self.attempts: Dict[int, List[Dict[str, Any]]] = {}
         self.kept: List[int] = []
         self.slots = 2
@@ -108,6 +110,9 @@ class Coordinator:
 
     def executing_scripts(self) -> Dict[int, Tuple[str, int, float]]:
         return self.executing
+
+    def unable_scripts(self) -> List[Tuple[List[int], str]]:
+        return self.unable
 
     def script_slots(self) -> int:
         return self.slots
@@ -710,12 +715,24 @@ def test_a_version_that_another_coordinator_has_told_is_not_taken_for_the_newest
 
 
 def test_what_the_scheduler_has_to_say_is_told(site: Site) -> None:
-    site.submit(1)
-    site.service.noticed(1, "no worker has 64 cores")
+    other = job_id(OTHER)
+    site.submit(2)
+    site.announce(1, key=OTHER)
+    site.payloads(0, 1, key=OTHER)
+    version = site.ask("job-wait", job=other, seen=0)["version"]
+    waiting = site.say(lambda number: Query(number, "job-wait", {"job": other, "seen": version}))
 
-    assert site.ask("job", job=JOB)["notices"] == ["no worker has 64 cores"]
+    site.mesh.unable = [([2, 3], "no worker has 64 cores"), ([1], "no worker has a GPU")]
+    site.service.moved()
+    site.clock.rung(JOB_NEWS_SECONDS)
 
-    site.service.started([1])
+    assert site.ask("job", job=JOB)["notices"] == ["no worker has 64 cores", "no worker has a GPU"]
+    assert site.told(waiting)["notices"] == ["no worker has 64 cores"]
+    assert [view["notices"] for view in site.ask("jobs")] == [
+        view["notices"] for view in (site.told(waiting), site.ask("job", job=JOB))
+    ]
+
+    site.mesh.unable = []
     assert site.ask("job", job=JOB)["notices"] == [], "somebody has come who can"
 
 

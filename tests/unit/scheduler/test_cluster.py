@@ -412,6 +412,30 @@ def test_a_task_may_wait_for_ever(mesh: Any) -> None:
     assert mesh.cluster.next_deadline() is None
 
 
+def test_who_asks_is_told_of_all_that_nobody_can_run_as_often_as_that_is_so(mesh: Any) -> None:
+    def unable(client: ClientNumber = ONE) -> List[Any]:
+        return [(ids, text.split(",")[0]) for ids, text in mesh.cluster.unable(client, mesh.now)]
+
+    train, tune = (f"task '{name}' needs 1 GPU 'a100'" for name in ("train", "tune"))
+    card = DeviceFacts("cuda", 0, "NVIDIA A100-SXM4-40GB", 40 * 10**9, 70.0)
+    mesh.connect("w1")
+    mesh.submit(2, BIG)
+    mesh.until(1.9)
+    assert unable() == [], "somebody may be about to join"
+    mesh.until(2.0)
+    assert unable() == [([t(0), t(1)], train)]
+    assert unable(TWO) == []
+
+    mesh.submit(1, BIG._replace(name="tune"))
+    mesh.cancel(t(0))
+    assert unable() == [([t(1)], train), ([t(2)], tune)]
+
+    mesh.connect("w2", devices=(card,))
+    assert unable() == []
+    mesh.lose("w2")
+    assert unable() == [([t(1)], train), ([t(2)], tune)]
+
+
 def test_cancelling_ends_the_wait_for_a_worker(mesh: Any) -> None:
     mesh.submit(1, BIG)
     mesh.cancel(t(0))
