@@ -24,7 +24,13 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, List, Optional, Tuple
 
-from gpumesh.config import CRASH_RESTART_DELAYS_SECONDS, DEAD_ACTORS_KNOWN, EARLY_DEATH_SECONDS, INFEASIBLE_NOTICE_SECONDS
+from gpumesh.config import (
+    CRASH_RESTART_DELAYS_SECONDS,
+    DEAD_ACTORS_KNOWN,
+    EARLY_DEATH_SECONDS,
+    INFEASIBLE_NOTICE_SECONDS,
+    RESULT_GRACE_SECONDS,
+)
 from gpumesh.model.actors import show_actor
 from gpumesh.model.ids import SEQUENCE_BITS, ClientNumber
 from gpumesh.model.outcomes import Status
@@ -32,6 +38,7 @@ from gpumesh.scheduler import events as ev
 from gpumesh.scheduler.actions import Action, Assign, Deliver, Fail, Forget, Notice, Recall, Retrying
 from gpumesh.scheduler.actor_states import Actor, ActorState, Call
 from gpumesh.scheduler.calls import Calls
+from gpumesh.scheduler.delays import Delayed
 from gpumesh.scheduler.explanation import explain
 from gpumesh.scheduler.homes import can_ever_live, choose_home, slots_of
 from gpumesh.scheduler.states import Batch, Client, Spec, Worker
@@ -84,12 +91,35 @@ class Actors(Calls):
             self._enter_calls(spec, ids, now, actions, doubtful=doubtful)
             return
         for task_id in ids:
-            if doubtful:
+            announced = self._announced.pop(task_id, None) if doubtful else None
+            worker = self._workers.get(announced[0]) if announced is not None else None
+            if doubtful and worker is None:
                 self._supervision.start_from(task_id, self._first_attempt_now())
-            self._create(spec, task_id, now, actions, doubtful=doubtful)
+            self._create(
+                spec,
+                task_id,
+                now,
+                actions,
+                doubtful=doubtful,
+                ended=(worker, announced[1]) if worker is not None and announced is not None else None,
+            )
 
-    def _create(self, spec: Spec, ident: int, now: float, actions: List[Action], *, doubtful: bool = False) -> None:
-        """A new actor; its client counts it among its pending tasks already."""
+    def _create(
+        self,
+        spec: Spec,
+        ident: int,
+        now: float,
+        actions: List[Action],
+        *,
+        doubtful: bool = False,
+        ended: Optional[Tuple[Worker, int]] = None,
+    ) -> None:
+        """A new actor; its client counts it among its pending tasks already.
+
+        Args:
+            doubtful: It is submitted again, and an earlier life of it may be lost.
+            ended: The worker that is about to tell that a life of it has ended, and which.
+        """
         actor = self._actors.get(ident)
         if actor is None:
             actor = self._actors[ident] = Actor(ident, now)
@@ -112,6 +142,9 @@ class Actors(Calls):
                 reason = f"the name {name!r} belongs to {self._called(holder)} already; find that one with get_actor({name!r})"
                 self._end_actor(actor, _REFUSED, {"reason": reason}, actions)
                 return
+        if ended is not None:
+            self._expect_end(ended[0], actor, ident, ended[1], now)
+            return
         self._look_at_actor(actor, now, actions)
 
     def _never_created(self, ident: int, actions: List[Action]) -> None:
@@ -217,6 +250,7 @@ class Actors(Calls):
             return False
         actor.restarts += 1
         actor.restarted_at.append(now)
+        actor.had_doubt = True
         return True
 
     def _move_in(self, actor: Actor, spec: Spec, worker: Worker, now: float, actions: List[Action]) -> None:
@@ -253,14 +287,14 @@ class Actors(Calls):
         return worker
 
     def _end_doubtful(self, actor: Actor, actions: List[Action]) -> None:
-        """This life is a new one: what an earlier one may have begun, and may run once only, ends."""
+        """If this life is another, what an earlier one may have begun, and may run once only, ends."""
         doubtful, actor.doubtful = actor.doubtful, {}
-        for task_id in doubtful:
-            spec = actor.parked.get(task_id)
-            if spec is not None and spec.spec.retries == 0:
-                del actor.parked[task_id]
-                reason = f"{self._called(actor)} was lost while the coordinator was down, and its state with it; it was started again"
-                self._end_call(spec, task_id, _ACTOR_DIED, self._details(actor, {"reason": reason}), actions)
+        if actor.had_doubt:
+            for task_id in doubtful:
+                spec = actor.parked.get(task_id)
+                if spec is not None and spec.spec.retries == 0:
+                    del actor.parked[task_id]
+                    self._end_call(spec, task_id, _ACTOR_DIED, self._lost_meanwhile(actor), actions)
 
     def _on_actor_started(self, event: ev.ActorStarted, now: float, actions: List[Action]) -> None:
         actor = self._actors.get(event.actor)
@@ -410,6 +444,11 @@ class Actors(Calls):
         actor.state = ActorState.DEAD
         self._note_death(actor.id, details)
 
+    def _lost_meanwhile(self, actor: Actor) -> Dict[str, Any]:
+        called = self._called(actor)
+        reason = f"{called} was lost while the coordinator was down, and its state with it; it was started again"
+        return self._details(actor, {"reason": reason, "is_gone": False})
+
     def _note_death(self, ident: int, details: Dict[str, Any]) -> None:
         self._dead[ident] = details
         if len(self._dead) > DEAD_ACTORS_KNOWN:
@@ -516,6 +555,8 @@ class Actors(Calls):
         if where is None:
             spec.client.pending += 1
             self._adopted[task_id] = None
+        elif isinstance(where, Delayed):
+            self._delays.drop(task_id)
         elif where is actor and task_id not in actor.calls:
             self._withdraw_call(actor, task_id)
         else:
@@ -568,7 +609,16 @@ class Actors(Calls):
         if client.number in self._expired_clients():
             self._refuse_expired(client, spec, task_id, actions)
             return True
-        return False
+        announced = self._announced.get(task_id) if spec.spec.actor else None
+        worker = self._workers.get(announced[0]) if announced is not None else None
+        if worker is None:
+            return False
+        if client.pending <= client.actors:
+            self._greet(client)
+        client.pending += 1
+        reason = f"worker {worker.facts.hostname or worker.id} was lost with its result"
+        self._tasks[task_id] = self._delays.add(task_id, spec, now + RESULT_GRACE_SECONDS, lost=(worker.id, reason))
+        return True
 
     def _expired_clients(self) -> Any:
         raise AssertionError("overridden by Cluster")

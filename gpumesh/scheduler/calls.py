@@ -67,6 +67,10 @@ class Calls(Flow):
             for task_id in ids:
                 self._end_call(spec, task_id, _ACTOR_DIED, self._dead[target], actions)
             return
+        if doubtful and spec.spec.retries == 0 and actor.had_doubt and actor.is_housed:
+            for task_id in ids:
+                self._end_call(spec, task_id, _ACTOR_DIED, self._lost_meanwhile(actor), actions)
+            return
         if doubtful and spec.spec.retries == 0 and actor.newest.get(spec.client.number, 0) > min(ids):
             ids = self._without_overtaken(actor, spec, ids, actions)
             if not ids:
@@ -355,6 +359,9 @@ class Calls(Flow):
 
     def _is_call_of(self, task_id: int, client: Client) -> bool:
         return type(self._tasks.get(task_id)) is Actor and task_id >> SEQUENCE_BITS == client.number
+
+    def _lost_meanwhile(self, actor: Actor) -> Dict[str, Any]:
+        raise AssertionError("overridden by Actors")
 
     def _on_life_ended(
         self, worker: Worker, ident: int, status: int, payload: Any, seconds: float, now: float, actions: List[Action]

@@ -88,14 +88,12 @@ class Cluster(WaitingTasks):
         self._away: Dict[Worker, None] = {}
         self._away_clients: Dict[Client, None] = {}
         self._expired: OrderedDict[ClientNumber, None] = OrderedDict()  # Clients that are gone.
-        # Task -> who is about to send a result of it that is not expected, and of which attempt.
-        self._announced: Dict[int, Tuple[WorkerId, int]] = {}
         self._expected: Optional[
             Dict[WorkerId, None]
         ] = {}  # Of before the restart and not back; None: not known who was there.
         self._recover_at: Optional[float] = None  # Until then what is submitted again may be held back.
         self._first_attempt = 1
-        self._has_lost = False  # Workers of before the restart have ended with it.
+        self._has_lost = False  # Workers of before the restart have ended with it, or since, with results that nobody had.
         self._handlers: Dict[type, Callable[[Any, float, List[Action]], None]] = {
             ev.Started: self._on_started,
             ev.WorkerConnected: self._on_worker_connected,
@@ -247,6 +245,7 @@ class Cluster(WaitingTasks):
             worker.is_draining = False
             worker.change(event.facts)
             self._forget_waits(worker, now)
+            self._forget_announced(worker)  # It announces anew what it still has.
             has = dict(event.finished)
             for held in event.held:
                 has.update(held.tasks)
@@ -302,7 +301,6 @@ class Cluster(WaitingTasks):
         if worker is None:
             return
         self._withdraw(worker, now)
-        self._forget_announced(worker)
         worker.away_until = now + DEATH_GRACE_SECONDS + DEATH_GRACE_ROUND_TRIPS * worker.round_trip
         worker.away_reason = event.reason
         worker.arriving = frozenset(event.arriving)
@@ -323,7 +321,8 @@ class Cluster(WaitingTasks):
             self._gone[worker.id] = (now + self._worker_ttl, gone_view(worker, event.reason))
             if len(self._gone) > LOST_WORKERS_SHOWN:
                 self._gone.popitem(last=False)
-        self._forget_announced(worker)
+        if self._forget_announced(worker):
+            self._has_lost = True  # Results of tasks whose clients have not come back yet.
         for (task_id, attempt), batch in worker.orphans.items():
             self._forget_orphan(task_id, attempt)
             self._count_repeatable(batch.spec, -1)
@@ -374,6 +373,9 @@ class Cluster(WaitingTasks):
                     self._fail(spec, task_id, _LOST, reason, actions, worker=ident)
                     continue
                 actions.append(Retrying(task_id, self._supervision.attempt_of(task_id), ident, _LOST))
+            if spec.is_of_actor:
+                self._enter_calls(spec, [task_id], now, actions, doubtful=False)
+                continue
             found.append((spec, task_id))
         return found
 
@@ -446,7 +448,9 @@ class Cluster(WaitingTasks):
             if self._is_at(worker, task_id, attempt):
                 continue
             where = self._tasks.get(task_id)
-            if isinstance(where, (Spec, Recovering, Delayed)):
+            if isinstance(where, Delayed) and where.spec.is_of_actor:
+                self._announced[task_id] = (worker.id, attempt)
+            elif isinstance(where, (Spec, Recovering, Delayed)):
                 spec = where if isinstance(where, Spec) else where.spec
                 self._go_on(worker, spec, task_id, attempt, None, now)
             elif isinstance(where, Actor):
@@ -456,9 +460,12 @@ class Cluster(WaitingTasks):
         if unwanted:
             actions.append(Recall(worker.id, unwanted, kill=True))
 
-    def _forget_announced(self, worker: Worker) -> None:
-        for task_id in [task_id for task_id, (ident, _) in self._announced.items() if ident == worker.id]:
+    def _forget_announced(self, worker: Worker) -> bool:
+        """Whether there was something."""
+        mine = [task_id for task_id, (ident, _) in self._announced.items() if ident == worker.id]
+        for task_id in mine:
             del self._announced[task_id]
+        return bool(mine)
 
     def _is_at(self, worker: Worker, task_id: int, attempt: int) -> bool:
         batch = worker.assigned.get(task_id)

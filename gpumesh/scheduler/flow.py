@@ -132,6 +132,8 @@ class Flow:
         self._adopted: Dict[int, None] = {}  # Known from a worker alone: its client, who has the arguments, is not back yet.
         self._recovering: Dict[Spec, Recovering] = {}  # Tasks that are held back.
         self._awaited: Dict[Actor, None] = {}  # Without a worker: to be looked at.
+        # Task -> who is about to send a result of it that is not expected, and of which attempt.
+        self._announced: Dict[int, Tuple[WorkerId, int]] = {}
 
     # --- reading
 
@@ -244,6 +246,9 @@ class Flow:
             actions.append(WorkersChanged(self._healthy))
 
     # --- what cluster.py says
+
+    def _spare(self, group: Group, now: float) -> None:
+        raise AssertionError("overridden by WaitingTasks")
 
     def _sift(self, client: Client, spec: Spec, ids: Sequence[int], now: float, actions: List[Action]) -> List[int]:
         raise AssertionError("overridden by Cluster")
@@ -536,11 +541,11 @@ class Flow:
                     self._settle(worker, now)
         self._note(group)
 
-    def _refill(self, worker: Worker, now: float, actions: List[Action]) -> None:
+    def _refill(self, worker: Worker, now: float, actions: List[Action], *, above: int = -1) -> None:
         """Give one worker what it should have: groups in their order, in each the client that has had least.
 
         A group whose next task has to wait for room here caps what the ones after it may send ahead; otherwise long tasks, which
-        are not sent ahead, would wait for ever behind short ones, which are.
+        are not sent ahead, would wait for ever behind short ones, which are. With `above`, only what is deeper than that.
         """
         cap = UNCAPPED
         if self._awaited:
@@ -548,6 +553,9 @@ class Flow:
         for group in self._queues.ready(now):
             width = group.workers.get(worker)
             if width is None:
+                continue
+            if group.depth <= above:
+                self._spare(group, now)
                 continue
             if self._locality.matters and self._locality.concerns(group):
                 cap = self._refill_near(worker, group, cap, now, actions)
@@ -953,7 +961,7 @@ class Flow:
         client.pending -= ended
         worker.done += ended
         if ran:
-            client.served += seconds * (batch.width or 1) - batch.charge * ran
+            client.served += max(0.0, seconds - batch.waited) * (batch.width or 1) - batch.charge * ran
             spec.function.observe(worker.id, worker.prior(spec.group.need), seconds / spec.scale, ran)
 
     def _ends(
