@@ -204,10 +204,15 @@ MEMORY_JOURNAL_JOBS = 1000  # Finished ones of an embedded mesh; the oldest goes
 
 # --- actors, and work inside work
 MAX_NESTING_DEPTH = 32  # Tasks inside tasks: each level that waits keeps a process, so recursion must end before memory does.
-NESTED_ASK_SECONDS = 10.0  # For an answer of the coordinator to a task, which goes on without it then; it is one round trip away.
+NESTED_ASK_SECONDS = (
+    10.0  # For an answer of the coordinator to a task, which goes on without it then; it is one round trip away.
+)
 NESTED_OBJECTS_SECONDS = 2.0  # For what a task has put to be known there; if it takes longer it has been deleted, most likely.
 MAX_WAITING_PER_SLOT = (
     32  # Tasks of one worker that have given their slot away, for each slot: a process of 10 MB or more each.
+)
+WAIT_SETTLE_SECONDS = (
+    0.002  # After a task began to wait: for what it waits for to arrive by another connection, before anything else begins.
 )
 SPARE_RUNNER_SECONDS = (
     10.0  # A process beyond the slots that nobody has used for so long ends: the next task that waits may come soon.

@@ -25,6 +25,7 @@ import os
 import threading
 import time
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 from gpumesh.client.calls import INPUT_FAILED, INPUT_MISSING, Calls
@@ -82,6 +83,7 @@ _RECEIVE_TURNS = 16  # Reads of a busy socket before the I/O thread looks after 
 _DRAIN_POLL_SECONDS = 0.25
 _CLOSE_SECONDS = 1.0
 _LEAD_POLL_SECONDS = 1.0  # A leader looks this often whether what it waits for has come about in another way.
+_LOOKED_AT = 16  # Of what is pending, to see of what kind it is.
 _REFUSALS = 100  # Times the I/O thread finds the role taken, with something to read, before it doubts that.
 _INTERRUPTED = Closed(MeshUnavailableError("its end came during an interrupt"), "")  # For the event that was lost with it.
 _FOLLOW_SECONDS = 60.0  # Keeps a lost notification from being for ever.
@@ -140,6 +142,7 @@ class Channel:
         self.end: Optional[BaseException] = None  # Why nothing can be submitted any more.
         self.output = OutputPrinter()
         self.session: Any = None  # Whose channel it is.
+        self.slot: Any = None  # Of the task that this process runs (runtime.runner_slots), where it does.
         self.standing: Dict[int, None] = {}  # Pending tasks that are the lives of actors: nobody waits for their end.
         self.lines = Lines()  # Calls of actors that others have to go before.
         self._token = token
@@ -671,6 +674,16 @@ class Channel:
         """
         if done():
             return True
+        if self.slot is not None and threading.current_thread() is not self._thread:
+            from gpumesh.client.slots import drive
+
+            return drive(self, done, condition, timeout)
+        return self.drive(done, condition, timeout)
+
+    def drive(self, done: Callable[[], bool], condition: AnyCondition, timeout: Optional[float]) -> bool:
+        """The same, where the caller has nothing to give away meanwhile."""
+        if done():
+            return True
         deadline = None if timeout is None else time.monotonic() + timeout
         self.flush()
         if self._poller.can_hand_over and self._link is not None:
@@ -880,6 +893,15 @@ class Channel:
     def pending_tasks(self) -> int:
         """How many tasks have not ended yet, lives of actors aside."""
         return len(self._pending) - len(self.standing)
+
+    @property
+    def has_pending_tasks(self) -> bool:
+        """Whether there are tasks among what has not ended, as far as a short look tells: neither actors nor calls of them."""
+        for entry in list(islice(self._pending.values(), _LOOKED_AT)):
+            spec = (entry[0] if type(entry) is tuple else entry.handle).spec
+            if not spec.actor and spec.plan is None:
+                return True
+        return False
 
     def ask(self, what: str, arguments: Dict[str, Any], timeout: float) -> Any:
         """Ask the coordinator and wait for the answer."""

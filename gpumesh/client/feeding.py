@@ -565,6 +565,15 @@ class Feed:
             self._news.append(call)
             self.is_watched = True
 
+    async def arrive(self, arrival: Any) -> None:
+        """Await an asyncio future that `call_at_news` leads to."""
+        if self._session.slot is None:
+            await arrival
+        else:
+            from gpumesh.client.slots import arrive
+
+            await arrive(self._session, arrival)
+
     def wait(self, ready: Callable[[], bool], deadline: Optional[float]) -> bool:
         """Wait until `ready()`, doing meanwhile whatever brings that about; false when the deadline passes.
 

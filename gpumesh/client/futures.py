@@ -179,7 +179,15 @@ class MeshFuture(Future[Any]):
 
     @property
     def _waiters(self) -> List[Any]:  # type: ignore[override]
-        return self._watch().waiters
+        watched = self._watch()
+        slot = self._handle.session.slot
+        if slot is not None and not watched.waiters:
+            from gpumesh.client.slots import Waiters
+
+            with _lock:
+                if type(watched.waiters) is not Waiters:
+                    watched.waiters = Waiters(slot)
+        return watched.waiters
 
     def watch(self, waiter: Any) -> bool:
         """Tell `waiter` (add_result, add_exception, add_cancelled) when this ends; False if it has ended already."""
@@ -352,8 +360,14 @@ class MeshFuture(Future[Any]):
             loop = asyncio.get_running_loop()
             arrival = loop.create_future()
             self.add_done_callback(lambda _: _arrive(loop, arrival))
+            session = self._handle.session
             try:
-                yield from arrival
+                if session.slot is None:
+                    yield from arrival
+                else:
+                    from gpumesh.client.slots import arrive
+
+                    yield from arrive(session, arrival).__await__()
             except asyncio.CancelledError:
                 self.cancel()
                 raise

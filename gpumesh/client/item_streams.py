@@ -318,7 +318,13 @@ class ItemStream(MeshFuture):
             arrival = loop.create_future()
             self.sink.call_at_news(lambda: _arrive(loop, arrival))  # noqa: B023 - called before the loop goes on
             if not self._has_news():
-                await arrival
+                session = self._handle.session
+                if session.slot is None:
+                    await arrival
+                else:
+                    from gpumesh.client.slots import arrive
+
+                    await arrive(session, arrival)
 
     async def __aenter__(self) -> ItemStream:
         return self

@@ -37,7 +37,7 @@ from gpumesh.config import (
 from gpumesh.errors import MeshError, MeshUnavailableError, NestingTooDeepError, ProtocolError
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.protocol.connection import Connection, Established
-from gpumesh.runtime import nesting
+from gpumesh.runtime import nesting, runner_slots
 from gpumesh.runtime.nesting import Running
 from gpumesh.runtime.relay_greeting import ANSWERED, ASKED, REFUSALS
 from gpumesh.serialization import refs
@@ -76,6 +76,11 @@ class NestedSession(Session):
         self._noting = threading.Lock()
         nesting.on_ended = self._on_ended
         nesting.on_mentioned = self._on_mentioned
+
+    @property
+    def slot(self) -> Any:
+        """That of the task which this process runs; None in an actor's."""
+        return runner_slots.current
 
     # --- what is submitted
 
@@ -233,7 +238,9 @@ class NestedSession(Session):
         pause = RECONNECT_FIRST_DELAY_SECONDS
         while True:
             try:
-                return super()._open(url, token, reconnect_timeout, own)
+                channel = super()._open(url, token, reconnect_timeout, own)
+                channel.slot = runner_slots.current
+                return channel
             except MeshUnavailableError:
                 if time.monotonic() + pause > until:
                     raise

@@ -72,6 +72,7 @@ class Session:
         ValueError: `url` is not an address.
     """
 
+    slot: Any = None  # Of the task that this process runs, where it does.
     is_nested = False
     """Whether it is inside a task, and what it submits belongs to that."""
 

@@ -299,7 +299,7 @@ class ResultStream:
                 arrival = loop.create_future()
                 feed.call_at_news(lambda: _arrive(loop, arrival))  # noqa: B023 - called before the loop goes on
                 if not feed.has(index):
-                    await arrival
+                    await feed.arrive(arrival)
                 continue
             if feed.is_past_end(index):
                 break

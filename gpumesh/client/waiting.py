@@ -77,6 +77,11 @@ class _Gathering:
             return bool(sessions[0].drive_until(done, self._sleep, timeout))
         for session in sessions:
             session.flush()
+        if any(session.slot is not None for session in sessions):
+            from gpumesh.client.slots import Blocked
+
+            with Blocked(sessions), self._sleep():
+                return self._condition.wait_for(done, timeout)
         with self._sleep():
             return self._condition.wait_for(done, timeout)
 

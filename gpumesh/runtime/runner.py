@@ -30,7 +30,7 @@ from gpumesh.config import CONTROL_FRAME_BYTES, INLINE_VALUE_BYTES, RESULT_FLUSH
 from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import OutOfBand
 from gpumesh.protocol.messages import RunnerReady, TasksFinished
-from gpumesh.runtime import nesting
+from gpumesh.runtime import nesting, runner_slots
 from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, KEPT, REVOKED, SENT, SINCE, STARTED, Page
 from gpumesh.runtime.runner_base import KnownSpec, TaskProcess, await_now, become, take_streams
 from gpumesh.serialization import refs, values
@@ -59,11 +59,13 @@ class Runner(TaskProcess):
         self._current: Optional[Tuple[KnownSpec, int]] = None  # The task that is executed.
         self._flushes = 0
         self._last_sent = 0.0
+        self._slot = runner_slots.TaskSlot(self._channel, self._slot_task, self._flush_if_any)
         self._is_spent = False  # Its GPU does not answer this process any more; another one may have better luck.
 
     def run(self) -> None:
         """Serve until the agent closes the socket."""
         signal.signal(signal.SIGINT, self._on_signal)
+        runner_slots.current = self._slot
         refs.set_process_space(self._objects)
         nesting.find = self._running_task
         self._channel.send(RunnerReady(os.getpid()))
@@ -153,6 +155,8 @@ class Runner(TaskProcess):
         if objects.moved_from:
             self._note_moved(spec)
         seconds = monotonic() - started
+        if self._slot.number:
+            self._slot.end_task()
         words[FINISHED] = number
         self._results.append((task_id, attempt, status, result, seconds))
         self._held_bytes += len(result) if type(result) is bytes else 0
@@ -176,10 +180,17 @@ class Runner(TaskProcess):
             nesting.running = nesting.Running(task_id, spec.name, spec.depth)
         return nesting.running
 
+    def _slot_task(self) -> Tuple[int, int]:
+        """The task that has the slot of this process."""
+        current = self._current
+        return (self._number, current[1]) if current is not None else (0, 0)
+
+    def _on_granted(self, task_id: int) -> None:
+        self._slot.on_granted(task_id)
+
     def _stream(self, spec: KnownSpec, task_id: int, attempt: int, generator: Any) -> Any:
         """Send the values of a generator; what it returns."""
-        if self._results:
-            self._flush()
+        self._flush_if_any()
         return self.streams.run(task_id, attempt, generator, functools.partial(self._dump_item, spec))
 
     def _run_script(self, spec: KnownSpec, task_id: int, attempt: int, payload: Any) -> None:
@@ -221,6 +232,10 @@ class Runner(TaskProcess):
                 self._flush()
 
     # --- the channel
+
+    def _flush_if_any(self) -> None:
+        if self._results:
+            self._flush()
 
     def _flush(self) -> None:
         results, self._results = self._results, []

@@ -17,7 +17,7 @@ from gpumesh.errors import MeshError
 from gpumesh.model.outcomes import Status
 from gpumesh.model.resources import show_requirement
 from gpumesh.model.tasks import TaskSpec, spec_from_wire
-from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunTasks, StreamCredit
+from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunTasks, SlotGranted, StreamCredit
 from gpumesh.runtime import nesting, system
 from gpumesh.runtime.page import Page
 from gpumesh.runtime.runner_cards import DEVICE
@@ -122,6 +122,9 @@ class TaskProcess:
     def _on_tasks(self, spec: KnownSpec, tasks: Any) -> None:
         """These are to run, in this order: (task id, attempt, payload)."""
         raise NotImplementedError
+
+    def _on_granted(self, task_id: int) -> None:
+        """A task that has waited for others may go on."""
 
     def _use_code(self, code: bytes) -> None:
         generation = self._code.generation
@@ -233,6 +236,8 @@ class TaskProcess:
 
                 self._code = ShippedCode(CodeFolder())
             self._code.define(message.digest, message.archive, tuple(message.needs))
+        elif kind is SlotGranted:
+            self._on_granted(message.task_id)
         elif kind is StreamCredit:
             if self._streams is not None:
                 self._streams.on_credit(message)

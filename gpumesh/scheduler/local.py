@@ -210,7 +210,7 @@ class LocalPool(PoolFeeding):
             elif number == started:
                 status = runner.reason if number == runner.interrupted else _CRASHED
                 why = {**details, **self._why(status, task)} if status != _CRASHED else dict(details)
-                report.append((task.task_id, task.attempt, status, why, max(0.0, now - runner.since - runner.waited)))
+                report.append((task.task_id, task.attempt, status, why, max(0.0, now - runner.since)))
             elif unwanted:
                 report.append((task.task_id, task.attempt, _CANCELLED, dict(details), 0.0))
             elif asked_back:

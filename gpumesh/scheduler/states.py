@@ -145,7 +145,7 @@ class Recovering:
 class Batch:
     """Tasks of one spec that went to a worker together, all at the same attempt: what an assigned task knows about itself."""
 
-    __slots__ = ("spec", "attempt", "width", "assigned_at", "probe", "charge", "lease", "waiting", "waits_since")
+    __slots__ = ("spec", "attempt", "width", "assigned_at", "probe", "charge", "lease", "waiting", "waits_since", "waited")
 
     def __init__(
         self,
@@ -168,19 +168,21 @@ class Batch:
         )
         self.waiting = -1  # While its one task waits for other tasks: slots that it takes when it goes on.
         self.waits_since = 0.0
+        self.waited = 0.0  # Seconds for which it has done so before.
 
     def paused(self, now: float) -> Batch:
         """The same for one task of it that waits for others from now on, and takes no slot."""
         batch = Batch(self.spec, self.attempt, 0, self.assigned_at, -1, self.charge, self.lease)
         batch.waiting = self.width
         batch.waits_since = now
+        batch.waited = self.waited
         return batch
 
     def resumed(self, now: float) -> Batch:
-        """The same for when it goes on: as if it had been assigned later by as long as it has waited."""
-        return Batch(
-            self.spec, self.attempt, self.waiting, self.assigned_at + now - self.waits_since, -1, self.charge, self.lease
-        )
+        """The same for when it goes on."""
+        batch = Batch(self.spec, self.attempt, self.waiting, self.assigned_at, -1, self.charge, self.lease)
+        batch.waited = self.waited + now - self.waits_since
+        return batch
 
 
 class Worker:

@@ -15,9 +15,12 @@ from __future__ import annotations
 
 from typing import List
 
+from gpumesh.config import WAIT_SETTLE_SECONDS
 from gpumesh.scheduler import events as ev
 from gpumesh.scheduler.actions import Action
 from gpumesh.scheduler.actors import Actors
+from gpumesh.scheduler.flow import UNCAPPED
+from gpumesh.scheduler.queues import Group
 from gpumesh.scheduler.states import Batch, Worker
 
 
@@ -28,17 +31,26 @@ class WaitingTasks(Actors):
         worker = self._workers.get(event.worker)
         if worker is None:
             return
+        above = -1
         for task_id, attempt in event.tasks:
             batch = worker.assigned.get(task_id)
             if batch is not None and batch.attempt == attempt:
                 worker.assigned[task_id] = self._changed(worker, batch, now, waits=event.waits)
+                if event.waits:
+                    above = max(above, batch.spec.spec.depth)
                 continue
             batch = worker.orphans.get((task_id, attempt))
             if batch is not None and not batch.spec.is_of_actor:
                 worker.orphans[task_id, attempt] = self._changed(worker, batch, now, waits=event.waits)
-        self._refill(worker, now, actions)
+        self._refill(worker, now, actions, above=above)
         if self._awaited:
             self._look_at_actors(now, actions)
+
+    def _spare(self, group: Group, now: float) -> None:
+        """A slot that has just been given away is kept from these for a moment: what is waited for may be on its way."""
+        if group.count and group not in self._held:
+            self._held[group] = UNCAPPED
+            self._look_again(now + WAIT_SETTLE_SECONDS)
 
     def _forget_waits(self, worker: Worker, now: float) -> None:
         """It is back, and will say who waits."""
