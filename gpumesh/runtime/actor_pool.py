@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
 
 from gpumesh.config import CANCEL_GRACE_SECONDS
 from gpumesh.model.tasks import TaskSpec
@@ -25,7 +25,7 @@ from gpumesh.protocol.messages import (
 from gpumesh.runtime.loop import Alarm
 from gpumesh.runtime.page import CONCURRENT, FINISHED, FLUSH, INTERRUPT, ORDERS, SENT, SINCE, STARTED
 from gpumesh.runtime.pool_owner import PoolOwner
-from gpumesh.runtime.runner_processes import Definitions, Process, ProcessUser, RunnerProcesses
+from gpumesh.runtime.runner_processes import Definitions, Process, ProcessUser
 from gpumesh.scheduler import local
 from gpumesh.scheduler.local_actor_parts import (
     Alive,
@@ -40,7 +40,10 @@ from gpumesh.scheduler.local_actor_parts import (
 )
 from gpumesh.scheduler.local_actors import LocalActors
 
-PLAN, ACTOR = TaskSpec._fields.index("plan"), TaskSpec._fields.index("actor")
+if TYPE_CHECKING:
+    from gpumesh.runtime.pool import RunnerPool
+
+_ACTOR = TaskSpec._fields.index("actor")
 _TIMEOUT, _RETRIES = TaskSpec._fields.index("timeout"), TaskSpec._fields.index("retries")
 _EXPECTED = object()  # In the place of a payload whose inputs are not here.
 
@@ -51,28 +54,27 @@ class ActorPool(ProcessUser):
     """All actors of one worker.
 
     Args:
+        pool: Of the same worker's runners.
         numbers: Of processes; shared with whoever else starts some.
-        on_slots: Called with how many slots belong to actors.
         fail_environment: The ends of tasks whose environment's processes do not start.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        processes: RunnerProcesses,
+        pool: RunnerPool,
         definitions: Definitions,
         owner: PoolOwner,
         *,
         numbers: Iterator[int],
-        on_slots: Callable[[int], None],
         fail_environment: Callable[[local.FailEnvironment], List[Result]],
     ) -> None:
         self.local = LocalActors(numbers=numbers)
         self._loop = loop
-        self._processes = processes
+        self._pool = pool
+        self._processes = pool.processes
         self._definitions = definitions
         self._owner = owner
-        self._on_slots = on_slots
         self._fail_environment = fail_environment
         self._callees: Dict[int, int] = {}  # Spec of calls -> their actor; of creations: 0.
         self._payloads: Dict[Key, Any] = {}  # Of what is here, until it is told or dropped.
@@ -98,7 +100,7 @@ class ActorPool(ProcessUser):
 
     def define(self, number: int, spec: Tuple[Any, ...], *, threads: int, environment: int, slots: int) -> None:
         """A spec of creations or calls. `slots`: that each actor created by it takes for life."""
-        actor = spec[ACTOR]
+        actor = spec[_ACTOR]
         self._callees[number] = actor
         if actor:
             self.local.on_call_spec(number, CallFacts(actor, float(spec[_TIMEOUT]), spec[_RETRIES] != 0))
@@ -172,6 +174,10 @@ class ActorPool(ProcessUser):
         lost = frozenset() if has_store else frozenset(self._holding)
         self._perform(self.local.abandon(lost, self._loop.time()))
 
+    def admitted(self, runner: int) -> None:
+        """There is room on its cards for a process."""
+        self._perform(self.local.on_admitted(runner, self._loop.time()))
+
     def held(self) -> List[Held]:
         """Every attempt that is here, each creation before its calls, in order."""
         specs = self._definitions.specs
@@ -201,7 +207,7 @@ class ActorPool(ProcessUser):
                     extra={"actor": True},
                 )
                 if action.cards:
-                    self._perform(self.local.on_admitted(action.runner, self._loop.time()))
+                    self._pool.admit(action.runner, self.local.spec_of(action.runner), action.cards)
             elif kind is local.Interrupt:
                 process = processes.by_number.get(action.runner)
                 if process is not None:
@@ -222,7 +228,7 @@ class ActorPool(ProcessUser):
                 self._free_inputs((action.actor, action.attempt))
                 self._owner.on_actor_alive(action.actor, action.attempt)
             elif kind is SlotsTaken:
-                self._on_slots(action.slots)
+                self._pool.use_slots()
             else:
                 self._report(self._fail_environment(action))
         self._alarm.set(self.local.next_deadline())
@@ -306,6 +312,8 @@ class ActorPool(ProcessUser):
             self._owner.on_runner_message(process.ident, kind, message)
 
     def on_process_down(self, process: Process, started: int, finished: int, details: Dict[str, Any]) -> None:
+        if process.cards:
+            self._pool.leave(process.ident)
         self._perform(self.local.on_runner_down(process.ident, started, finished, details, self._loop.time()))
 
     def running_task(self, process: Process) -> int:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpumesh.runtime.actor_pool import ActorPool
     from gpumesh.runtime.environments import Environment, Environments
     from gpumesh.runtime.readings import Holders
-    from gpumesh.scheduler.leases import Leases
+    from gpumesh.scheduler.leases import GuestAdmitted, LeaseHealth, Leases
 
 logger = logging.getLogger(__name__)
 
@@ -269,9 +269,9 @@ class RunnerPool(ProcessUser):
     def allow(self, slots: int) -> None:
         """Use no more than so many slots for tasks without a card."""
         self._lent_slots = slots
-        self._use_slots()
+        self.use_slots()
 
-    def _use_slots(self) -> None:
+    def use_slots(self) -> None:
         """Those that are lent and belong to no actor."""
         taken = self.actors.local.slots_taken if self.actors is not None else 0
         self._perform(self.local.allow(max(1, self._lent_slots - taken), self._loop.time()))
@@ -345,8 +345,26 @@ class RunnerPool(ProcessUser):
             elif kind is local.Waits:
                 self._owner.on_tasks_wait([(action.task_id, action.attempt)], waits=action.waits)
             else:
-                self._tell_health(1, action.problem)
+                self._perform_of_leases(action)
         self._arm()
+
+    def _perform_of_leases(self, action: Union[LeaseHealth, GuestAdmitted]) -> None:
+        from gpumesh.scheduler.leases import LeaseHealth
+
+        if isinstance(action, LeaseHealth):
+            self._tell_health(1, action.problem)
+        elif self.actors is not None:
+            self.actors.admitted(action.guest)
+
+    def admit(self, runner: int, spec: int, cards: Tuple[str, ...]) -> None:
+        """The process of an actor is to have these cards: `ActorPool.admitted` follows when they have room for it."""
+        need = requirement_from_wire(self._specs[spec][_REQUIREMENT])
+        self._perform(self._open_leases().admit(runner, cards, need))
+
+    def leave(self, runner: int) -> None:
+        """That process is gone."""
+        if self._leases is not None:
+            self._leases.leave(runner)
 
     def _tell_health(self, place: int, problem: str) -> None:
         """Slots and leases tell of their own; what keeps either from running tasks is told."""
@@ -374,11 +392,10 @@ class RunnerPool(ProcessUser):
 
             self.actors = ActorPool(
                 self._loop,
-                self.processes,
+                self,
                 self._definitions,
                 self._owner,
                 numbers=self._runner_numbers,
-                on_slots=lambda _: self._use_slots(),
                 fail_environment=self._failures_of,
             )
             if self._is_withheld:

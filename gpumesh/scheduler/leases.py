@@ -12,6 +12,8 @@ ended, those that have been idle for longest first, and the task is fed when the
 turns, and a task that is given the whole card has it to itself. A process that holds more than the next task of its lease is given is replaced, because
 others may come beside that task.
 
+Processes of actors are guests here: they have their share of their cards for life, and are let in when it is free.
+
 Promises, beside those of `local` for each lease:
 
 1. A process sees the cards of its lease and no others, from its start to its end.
@@ -46,6 +48,12 @@ class LeaseHealth(NamedTuple):
     """What keeps the leases of this worker from running tasks; "" when nothing does. Beside what `Health` says of the slots."""
 
     problem: str
+
+
+class GuestAdmitted(NamedTuple):
+    """There is room now for a process that is no lease's; see `Leases.admit`."""
+
+    guest: int
 
 
 class LeasePool(LocalPool):
@@ -126,6 +134,14 @@ class LeasePool(LocalPool):
         return super()._new_runner(kind, now, deaths)._replace(cards=self.cards)
 
 
+class _Guest(LeasePool):
+    """Stands for a process that is no lease's, and has its share of its cards as long as it lives."""
+
+    @property
+    def is_idle(self) -> bool:
+        return False
+
+
 class _Lease:
     __slots__ = ("key", "pool", "blockers", "given", "kept", "measured", "idle_since", "problem")
 
@@ -162,6 +178,7 @@ class Leases:
         self._memory: Dict[str, int] = {}  # Card -> bytes that tasks can have.
         self._leases: Dict[Key, _Lease] = {}
         self._by_runner: Dict[int, _Lease] = {}
+        self._guests: Dict[int, _Lease] = {}  # Processes of others.
         self._problem = ""
         self._draining = False
         self._all_withheld = False  # By the machine's owner ...
@@ -291,7 +308,36 @@ class Leases:
                     released = other.pool.release(now)
                     self._settle(other, released, now)
                     actions.extend(released)
+        for guest, waiting in self._guests.items():
+            if runner in waiting.blockers:
+                waiting.blockers.discard(runner)
+                if not waiting.blockers:
+                    actions.append(GuestAdmitted(guest))
         return actions
+
+    def admit(self, guest: int, cards: Tuple[str, ...], need: Requirement) -> List[Any]:
+        """A process that is none of ours is to have its share of these cards until `leave`: idle processes make way.
+
+        Args:
+            guest: Its number.
+            cards: That it sees.
+            need: What it was given them for.
+
+        Returns:
+            What is to be done. It may use its cards when GuestAdmitted is told, here or later.
+        """
+        key = (cards, guest)
+        lease = self._guests[guest] = _Lease(key, _Guest(cards, self._threads, self._numbers, self._specs))
+        lease.given = {card: self._given(card, need) for card in cards}
+        actions: List[Any] = []
+        self._make_room(lease, actions)
+        if not lease.blockers:
+            actions.append(GuestAdmitted(guest))
+        return actions
+
+    def leave(self, guest: int) -> None:
+        """It is gone."""
+        self._guests.pop(guest, None)
 
     def on_recalled(self, tasks: Sequence[Tuple[int, int]], *, kill: bool, now: float, force: bool = False) -> List[Any]:
         """The coordinator wants these back; with `kill` also those that run, with `force` at once."""
@@ -394,7 +440,8 @@ class Leases:
 
     def _make_room_on(self, card: str, lease: _Lease, actions: List[Any]) -> None:
         own = lease.given[card] if lease.pool.going() else lease.has(card)
-        others = [other for other in self._leases.values() if other is not lease and other.has(card)]
+        everyone = [*self._leases.values(), *self._guests.values()]
+        others = [other for other in everyone if other is not lease and other.has(card)]
         room = self._memory_of(card) - own - sum(other.has(card) for other in others)
         others.sort(
             key=lambda other: (not other.pool.going(), other.idle_since or 0.0)

@@ -128,6 +128,10 @@ class LocalActors:
                 found[-1][3].append((call.task_id, call.attempt))
         return found
 
+    def spec_of(self, runner: int) -> int:
+        """Of the creation of the actor whose process this is."""
+        return self._by_runner[runner].spec
+
     def task_at(self, runner: int, number: int) -> int:
         """The task that has this number on a process's page: what is written while no call runs is the actor's."""
         resident = self._by_runner.get(runner)
