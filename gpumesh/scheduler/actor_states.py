@@ -83,7 +83,7 @@ class Actor:
         self.is_forced = False  # It is to be ended at once.
         self.is_doubtful = False  # It was submitted again after a restart, and an earlier life of it may be lost.
         self.newest: Dict[ClientNumber, int] = {}  # The newest call of each client that a worker brought back with it.
-        self.had_doubt = False  # And nobody has brought it back: this life is another.
+        self.had_doubt = False  # And nobody has brought it back, or only its end: this life is another.
         self.why = ""  # While it is ending: "killed by ..."; for people.
 
     @property

@@ -128,6 +128,7 @@ class Actors(Calls):
         actor.since = now
         actor.attempt = self._supervision.attempt_of(ident)
         actor.is_doubtful = doubtful
+        actor.had_doubt = ident in self._failed_before
         actor.not_before = self._not_before(now) if doubtful else 0.0
         self._dead.pop(ident, None)  # Nobody had created it in time.
         self._tasks[ident] = actor
@@ -240,7 +241,7 @@ class Actors(Calls):
     def _settle_doubt(self, actor: Actor, spec: Spec, now: float, actions: List[Action]) -> bool:
         """Nobody has brought it back: if it had a life, this is its next; whether there may be one."""
         actor.is_doubtful = False
-        if self._is_nothing_lost:
+        if self._is_nothing_lost and not actor.had_doubt:
             return True
         if not self._may_restart(actor, spec, now):
             reason = (

@@ -460,6 +460,10 @@ class Cluster(WaitingTasks):
         if unwanted:
             actions.append(Recall(worker.id, unwanted, kill=True))
 
+    def _forget_failures_of(self, number: ClientNumber) -> None:
+        for task_id in [task_id for task_id in self._failed_before if task_id >> SEQUENCE_BITS == number]:
+            del self._failed_before[task_id]
+
     def _forget_announced(self, worker: Worker) -> bool:
         """Whether there was something."""
         mine = [task_id for task_id, (ident, _) in self._announced.items() if ident == worker.id]
@@ -558,6 +562,8 @@ class Cluster(WaitingTasks):
         if where is None:
             if self._is_of_the_absent(task_id, now):
                 number = ClientNumber(task_id >> SEQUENCE_BITS)
+                if status not in RAN:
+                    self._failed_before[task_id] = None
                 actions.append(Keep(number, worker.id, (task_id, status, payload, seconds)))
             return
         if status not in RAN or isinstance(where, (Waiting, Actor)) or task_id in self._cancelled:
@@ -634,6 +640,7 @@ class Cluster(WaitingTasks):
         number = event.client
         for task_id in [task_id for task_id in self._announced if task_id >> SEQUENCE_BITS == number]:
             del self._announced[task_id]
+        self._forget_failures_of(number)
         unwanted = [task_id for task_id in self._tasks if task_id >> SEQUENCE_BITS == number and task_id not in confirmed]
         if unwanted:
             self._drop(client, unwanted, now, actions)
@@ -683,6 +690,7 @@ class Cluster(WaitingTasks):
             self._expired.popitem(last=False)
         for task_id in [task_id for task_id in self._announced if task_id >> SEQUENCE_BITS == event.client]:
             del self._announced[task_id]
+        self._forget_failures_of(event.client)
         self._lose_actors_of(client, actions)
         gone: List[int] = []
         for worker in self._workers.values():

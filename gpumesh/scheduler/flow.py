@@ -134,6 +134,9 @@ class Flow:
         self._awaited: Dict[Actor, None] = {}  # Without a worker: to be looked at.
         # Task -> who is about to send a result of it that is not expected, and of which attempt.
         self._announced: Dict[int, Tuple[WorkerId, int]] = {}
+        self._failed_before: Dict[
+            int, None
+        ] = {}  # Tasks of clients that are not back: a worker has brought an end that is none.
 
     # --- reading
 
