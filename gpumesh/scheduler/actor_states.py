@@ -56,7 +56,7 @@ class Actor:
     """One actor, from the first that is heard of it to its end."""
 
     __slots__ = ("id", "spec", "state", "worker", "batch", "attempt", "restarts", "restarted_at", "parked", "calls", "lines", "doubtful",
-                 "since", "due", "not_before", "deaths", "is_noticed", "is_forced", "why", "is_doubtful", "newest", "had_doubt")  # fmt: skip
+                 "since", "due", "not_before", "deaths", "is_noticed", "is_forced", "why", "is_doubtful", "newest", "had_doubt", "is_over")  # fmt: skip
 
     def __init__(self, ident: int, now: float) -> None:
         self.id = ident  # Of the task that is its life.
@@ -84,6 +84,7 @@ class Actor:
         self.is_doubtful = False  # It was submitted again after a restart, and an earlier life of it may be lost.
         self.newest: Dict[ClientNumber, int] = {}  # The newest call of each client that a worker brought back with it.
         self.had_doubt = False  # And nobody has brought it back, or only its end: this life is another.
+        self.is_over = False  # Its worker, which is back, is about to tell that this life has ended.
         self.why = ""  # While it is ending: "killed by ..."; for people.
 
     @property

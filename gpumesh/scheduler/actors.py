@@ -285,6 +285,7 @@ class Actors(Calls):
         worker.remove(batch, 1)
         actor.worker = None
         actor.batch = None
+        actor.is_over = False
         return worker
 
     def _end_doubtful(self, actor: Actor, actions: List[Action]) -> None:
@@ -502,6 +503,9 @@ class Actors(Calls):
             if task_id in self._cancelled:
                 self._end_call(call.spec, task_id, _CANCELLED, {"reason": "cancelled before it started"}, actions)
                 continue
+            if task_id in self._adopted:
+                self._drop_adopted(call.spec, task_id, actions)
+                continue
             self._supervision.give_back(task_id)
             call.actor.parked = dict(sorted({**call.actor.parked, task_id: call.spec}.items()))
         if recalls:
@@ -576,6 +580,7 @@ class Actors(Calls):
                 self._supervision.resume(task_id, attempt)
                 actor.attempt = attempt
                 self._house(actor, worker, Batch(actor.spec, attempt, 0, now, -1, 0.0, None))
+                actor.is_over = True
         elif actor.worker is worker and task_id not in actor.calls:
             self._adopt_call(worker, self._spec_at(actor, task_id), task_id, attempt)
 

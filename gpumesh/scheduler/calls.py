@@ -20,7 +20,7 @@ from gpumesh.config import RECOVERY_SECONDS
 from gpumesh.model.actors import show_actor
 from gpumesh.model.ids import SEQUENCE_BITS, ClientNumber
 from gpumesh.model.outcomes import Status
-from gpumesh.scheduler.actions import Action, Assign, Deliver, Fail, Recall, Retrying
+from gpumesh.scheduler.actions import Action, Assign, Deliver, Fail, Forget, Recall, Retrying
 from gpumesh.scheduler.actor_states import Actor, ActorState, Call
 from gpumesh.scheduler.dependencies import Waiting
 from gpumesh.scheduler.flow import Flow
@@ -221,6 +221,9 @@ class Calls(Flow):
                 if self._cancelled and task_id in self._cancelled:
                     self._end_call(spec, task_id, _CANCELLED, {"reason": "cancelled"}, actions)
                     continue
+                if task_id in self._adopted and (status == _NOT_RUN or spec.spec.retries):
+                    self._drop_adopted(spec, task_id, actions)
+                    continue
                 if self._is_to_come_back(spec, task_id, worker, status, actions):
                     actor.parked[task_id] = spec
                     changed[actor] = None
@@ -266,12 +269,21 @@ class Calls(Flow):
             spec = worker.calls.pop(task_id).spec
             if task_id in self._cancelled:
                 self._end_call(spec, task_id, _CANCELLED, {"reason": "cancelled"}, actions)
+            elif spec.spec.retries and task_id in self._adopted:
+                self._drop_adopted(spec, task_id, actions)
             elif spec.spec.retries and self._supervision.strike(task_id, worker.id, _LOST, retries=spec.spec.retries):
                 actions.append(Retrying(task_id, self._supervision.attempt_of(task_id), worker.id, _LOST))
                 again[task_id] = spec
             else:
                 self._end_call(spec, task_id, _ACTOR_DIED, details, actions)
         actor.parked = {**again, **actor.parked}
+
+    def _drop_adopted(self, spec: Spec, task_id: int, actions: List[Action]) -> None:
+        """A call whose arguments are not here is to be made again: its client submits it when it is back."""
+        self._tasks.pop(task_id, None)
+        self._forget_call(task_id)
+        spec.client.pending -= 1
+        actions.append(Forget([task_id]))
 
     def _end_call(self, spec: Spec, task_id: int, status: int, details: Dict[str, Any], actions: List[Action]) -> None:
         """A call ends by our decision; it is in none of its actor's tables any more."""
@@ -372,7 +384,7 @@ class Calls(Flow):
 def _takes_calls(actor: Actor) -> bool:
     """Whether calls can be sent to it now."""
     worker = actor.worker
-    return worker is not None and worker.away_until is None and actor.state is not ActorState.ENDING
+    return worker is not None and worker.away_until is None and actor.state is not ActorState.ENDING and not actor.is_over
 
 
 def _calls_at(actor: Actor) -> Iterable[int]:

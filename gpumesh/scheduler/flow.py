@@ -250,6 +250,9 @@ class Flow:
 
     # --- what cluster.py says
 
+    def _about_to_go_on(self, clients: Iterable[ClientNumber]) -> int:
+        raise AssertionError("overridden by WaitingTasks")
+
     def _spare(self, group: Group, now: float) -> None:
         raise AssertionError("overridden by WaitingTasks")
 
@@ -902,7 +905,8 @@ class Flow:
         if returned:
             self._return(returned, now, actions)
         groups = self._release(awaited, now, actions) if awaited else ()
-        self._refill(worker, now, actions)  # First: it has the results that were waited for.
+        above = self._about_to_go_on(delivered) if worker.waits else -1
+        self._refill(worker, now, actions, above=above)  # First: it has the results that were waited for.
         for group in groups:
             if group.count and group.workers and not group.is_saturated:
                 self._distribute(group, now, actions)

@@ -13,9 +13,10 @@ What waits has been started: with a worker that is lost it is lost like what exe
 
 from __future__ import annotations
 
-from typing import List
+from typing import Iterable, List
 
 from gpumesh.config import WAIT_SETTLE_SECONDS
+from gpumesh.model.ids import ClientNumber
 from gpumesh.scheduler import events as ev
 from gpumesh.scheduler.actions import Action
 from gpumesh.scheduler.actors import Actors
@@ -46,8 +47,17 @@ class WaitingTasks(Actors):
         if self._awaited:
             self._look_at_actors(now, actions)
 
+    def _about_to_go_on(self, clients: Iterable[ClientNumber]) -> int:
+        """How deep the deepest tasks are that will go on in a moment, as all that they had submitted has ended; -1: none will."""
+        deepest = 0
+        for number in clients:
+            client = self._clients.get(number)
+            if client is not None and not client.pending:
+                deepest = max(deepest, max((spec.spec.depth for spec in client.specs.values()), default=0))
+        return deepest - 1
+
     def _spare(self, group: Group, now: float) -> None:
-        """A slot that has just been given away is kept from these for a moment: what is waited for may be on its way."""
+        """A slot is kept from these for a moment: what is waited for may be on its way, or who has waited for it."""
         if group.count and group not in self._held:
             self._held[group] = UNCAPPED
             self._look_again(now + WAIT_SETTLE_SECONDS)
