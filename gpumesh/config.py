@@ -212,13 +212,13 @@ MAX_WAITING_PER_SLOT = (
     32  # Tasks of one worker that have given their slot away, for each slot: a process of 10 MB or more each.
 )
 WAIT_SETTLE_SECONDS = (
-    0.002  # After a task began to wait: for what it waits for to arrive by another connection, before anything else begins.
+    0.002  # A slot is kept so long, before something else begins there, for what a task waits for, or for a task that has waited.
 )
 SPARE_RUNNER_SECONDS = (
     10.0  # A process beyond the slots that nobody has used for so long ends: the next task that waits may come soon.
 )
-SPARE_RUNNERS_PER_SLOT = 1  # Of these, kept for each slot, ...
-SPARE_RUNNERS_LEAST = 2  # ... and on any worker: for tasks in tasks in tasks.
+SPARE_RUNNERS_PER_SLOT = 2  # Of these, kept for each slot, ...
+SPARE_RUNNERS_LEAST = 4  # ... and on any worker: for tasks in tasks in tasks.
 DEPTH_PRIORITY = 1 << 40  # One level of nesting against `priority`: whoever waits for a task inside keeps a process.
 MAX_ACTORS_PER_WORKER = 1000  # Processes of actors beside what GPUs have room for: against loops that create them without end.
 MAILBOX_CALLS = 10_000  # That one client may have pending at one actor, if `mailbox` does not say: each keeps its arguments.
