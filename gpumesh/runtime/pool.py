@@ -528,6 +528,7 @@ class RunnerPool(ProcessUser):
             self._owner.on_results_heard(results)
         elif kind is TaskWaits:
             brain = self._brain(process.ident)
+            self.processes.nests = True
             self._perform(brain.on_waits(process.ident, message.task_id, self._loop.time(), waits=message.waits))
         elif kind is RunnerReady:
             self._perform(self._brain(process.ident).on_ready(process.ident, self._loop.time()))

@@ -202,6 +202,7 @@ class RunnerProcesses:
         self.turn = Turn()  # Shared with the agent's link to the coordinator.
         self.devices = tuple(devices)  # What the next ones can see.
         self.by_number: Dict[int, Process] = {}
+        self.nests = False  # Tasks here have waited for others: those to come may, too.
         self._loop = loop
         self._owner = owner
         self._path = path
@@ -269,6 +270,7 @@ class RunnerProcesses:
             "path": self._path if environment == OWN_ENVIRONMENT else None,  # Else the spawner has it.
             "folder": self._folder,
             "mesh": self._owner.mesh_for_tasks(),
+            "nests": self.nests,
             **(extra or {}),
         }
         fds = [theirs.fileno(), page_fd, out_write, err_write]

@@ -127,6 +127,9 @@ class Spawner:
         if kind not in self._preloaded:
             self._preloaded.add(kind)
             preload(kind)
+        if request.get("nests") and "nests" not in self._preloaded:
+            self._preloaded.add("nests")
+            preload("nests")
         own: Optional[socket.socket] = None
         other: Optional[socket.socket] = None
         if request["role"] == "worker":
@@ -314,6 +317,8 @@ def preload(role: str) -> None:
         from gpumesh.runtime import coordinator, nodes  # noqa: F401
     elif role == "worker":
         from gpumesh.runtime import nodes, worker  # noqa: F401
+    elif role == "nests":  # Runners on a worker whose tasks use the mesh.
+        from gpumesh.client import accelerate, mesh, nested, slots  # noqa: F401
     elif role == "actor":
         from gpumesh.runtime import actor_runner, actor_serial  # noqa: F401
         from gpumesh.serialization import pickling
