@@ -417,6 +417,8 @@ class ObjectService:
             self._open().seal(oid)
             self._settle(oid, None)
         else:
+            if self._unsealed.get(peer.key, {}).pop(oid, None) is not None:
+                self._open().discard(oid, recycle=False)  # The word that it was written went with the connection before.
             self._shares(peer, False)
             self._declare(peer, message)
             self._receive(peer, oid, message.nbytes)

@@ -38,7 +38,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, WiredS
 @pytest.fixture(params=["shared", "own"])
 def made(request: pytest.FixtureRequest, sites: Dict[str, WiredSite]) -> Iterator[WiredSite]:
     yield sites[request.param]
-    assert "\n".join(sites[request.param].tracebacks()) == ""
+    assert sites[request.param].tracebacks() == []
 
 
 def mixed(folder: str, count: int) -> Any:
