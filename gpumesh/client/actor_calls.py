@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, NoReturn, Optional, Tuple
 
 from gpumesh.client.actor_contacts import Contact, Known, PendingCall
 from gpumesh.client.actor_options import CALL_DEFAULTS, CallOptions, make_call_options
-from gpumesh.client.actor_shapes import PLAIN, READY
+from gpumesh.client.actor_shapes import PLAIN, READY, Shape
 from gpumesh.client.futures import MeshFuture
 from gpumesh.client.inputs import Call, pack_call
 from gpumesh.config import INLINE_VALUE_BYTES
@@ -186,15 +186,15 @@ def _submit(known: Known, payload: Any, call: PendingCall) -> int:
 # --- what is told of a method once
 
 
-def define_call(channel: Channel, contact: Contact, method: str, kind: str, options: CallOptions) -> Known:
-    """Make calls of a method known.
+def define_call(channel: Channel, actor: int, shape: Shape, method: str, kind: str, options: CallOptions) -> Known:
+    """Make calls of a method known. What is made of it is remembered for long, and keeps no actor alive.
 
     Raises:
         SerializationError: A class of `retry_on` cannot travel.
     """
     session = channel.session
     body: Body = dumps(options.retry_on, what="retry_on") if options.retry_on else b""
-    name = options.name or f"{contact.shape.class_name}.{method}"
+    name = options.name or f"{shape.class_name}.{method}"
     exported = export_body(body, name, tuple(sorted({class_.__module__ for class_ in options.retry_on})))
     travel = session.travel(exported, ())
     spec = TaskSpec(
@@ -203,8 +203,8 @@ def define_call(channel: Channel, contact: Contact, method: str, kind: str, opti
         timeout=options.timeout or 0.0,
         retries=options.retries,
         placement_timeout=-1.0,
-        place=contact.shape.place,
-        actor=contact.actor,
+        place=shape.place,
+        actor=actor,
         method=method,
         is_stream=bool(kind),
     )
@@ -212,15 +212,15 @@ def define_call(channel: Channel, contact: Contact, method: str, kind: str, opti
         spec = spec._replace(code=travel.cargo.digest)
     handle = session.define(exported, spec, travel.cargo)
     if travel.others:
-        handle.others = functools.partial(_with_modules_of, channel, contact, travel, (method, kind, options))
+        handle.others = functools.partial(_with_modules_of, channel, travel, (actor, shape, method, kind, options))
     else:
         handle.others = None
     return Known(handle, travel, channel, session if session.is_nested else None)
 
 
 def _with_modules_of(
-    channel: Channel, contact: Contact, travel: Any, what: Tuple[str, str, CallOptions], handle: SpecHandle, payloads: List[Any]
+    channel: Channel, travel: Any, what: Tuple[int, Shape, str, str, CallOptions], handle: SpecHandle, payloads: List[Any]
 ) -> SpecHandle:
     """A handle that takes along what arguments are made of, too."""
     names = travel.mentioned_in(payloads)
-    return define_call(channel, contact, *what).spec if names and channel.session.ship_modules(names) else handle
+    return define_call(channel, *what).spec if names and channel.session.ship_modules(names) else handle

@@ -134,7 +134,7 @@ class Contact:
         if known is None or not known.travel.holds():
             from gpumesh.client.actor_calls import define_call
 
-            known = self._specs[key] = define_call(channel, self, method, kind, options)
+            known = self._specs[key] = define_call(channel, self.actor, self.shape, method, kind, options)
         return known
 
     # --- the mailbox

@@ -17,12 +17,14 @@ from gpumesh.protocol.messages import (
     Answer,
     CancelFetch,
     CancelTasks,
+    CreateDetached,
     CreateSegment,
     DefineFunction,
     DefineSpec,
     DeleteObjects,
     FetchObject,
     HoldRefs,
+    KillActor,
     LocateObject,
     ObjectAt,
     ObjectSent,
@@ -85,6 +87,7 @@ class FakeMesh:
         self.answers = answers  # False: the test sends the results itself.
         self.on_submit: Optional[Callable[[int, Any], Result]] = None
         self.on_query: Callable[[Query], Any] = lambda query: [] if query.what == "workers" else {"asked": query.what}
+        self.on_order: Callable[[Any], Any] = lambda order: {"found": True}
         self.received: List[Any] = []
         self.tasks: Dict[int, Any] = {}  # id -> payload
         self.cancelled: List[int] = []
@@ -201,8 +204,11 @@ class FakeMesh:
             self.cancelled.extend(event.task_ids)
             if self.answers:
                 results.extend((task_id, int(Status.CANCELLED), {"reason": ""}, 0.0) for task_id in event.task_ids)
-        elif kind is Query:
-            connection.send(Answer(event.number, self.on_query(event), ""))
+        elif kind is Query or kind is KillActor or kind is CreateDetached:
+            if kind is not Query:
+                self.received.append(event)
+            found = self.on_query(event) if kind is Query else self.on_order(event)
+            connection.send(found._replace(number=event.number) if type(found) is Answer else Answer(event.number, found, ""))
         else:
             self._on_object(connection, event)
 
