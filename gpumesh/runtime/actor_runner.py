@@ -199,6 +199,11 @@ class ActorProcess(TaskProcess):
 
     # --- for its calls
 
+    @property
+    def code(self) -> bytes:
+        """Digest of the modules that its class came with."""
+        return self._active_code
+
     def arguments(self, spec: KnownSpec, payload: Any, inputs: Any) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
         """The arguments of a call, on the actor's device."""
         if spec.code and spec.code != self._active_code:

@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Callable, Deque, List
 
-from gpumesh.config import RESULT_FLUSH_SECONDS
+from gpumesh.config import INLINE_VALUE_BYTES, RESULT_FLUSH_SECONDS
 from gpumesh.model.outcomes import Status
 from gpumesh.protocol.messages import TasksFinished
 from gpumesh.runtime import nesting
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 HELD_RESULTS = 256  # Results held at most, whatever their age.
 HELD_BYTES = 1024 * 1024
+_load_call, _dumps = values.loads_call, values.dumps  # Looked up for every call.
 _OK, _CANCELLED = int(Status.OK), int(Status.CANCELLED)
 
 
@@ -49,6 +50,7 @@ class SerialCalls(Calls):
         self._flushes = 0
         self._last_sent = 0.0
         self._method: Callable[[str], Callable[..., Any]]
+        self._code = b""
 
     def run(self) -> None:
         process = self._process
@@ -87,6 +89,7 @@ class SerialCalls(Calls):
         process = self._process
         assert process.actor is not None
         self._method = process.actor.method
+        self._code = process.code
         queue = self._queue
         objects = self._objects
         receive = self._channel.receive
@@ -142,13 +145,19 @@ class SerialCalls(Calls):
                 if not is_plain:
                     objects.take(payload)
                 method = self._method(spec.method)
-                arguments, keywords = process.arguments(spec, payload, None)
+                is_simple = is_plain and spec.device is None and (not spec.code or spec.code == self._code)
+                arguments, keywords = _load_call(payload) if is_simple else process.arguments(spec, payload, None)
                 value = method(*arguments, **keywords)
                 if spec.is_stream:
                     value = process.streams.run(task_id, attempt, value, partial(process.dump_item, spec))
                 elif type(value).__name__ == "coroutine":
                     value = await_now(value)
-                result = process.dump(spec, value)
+                if spec.device is not None or refs.are_used:
+                    result = process.dump(spec, value)
+                else:
+                    result = _dumps(value, what="the result", snapshot=False)
+                    if type(result) is not bytes or len(result) > INLINE_VALUE_BYTES:
+                        result = objects.keep(result)
             finally:
                 process.is_executing = False
                 arguments = keywords = value = method = None

@@ -36,7 +36,7 @@ def test_the_state_lives_from_call_to_call(make: Make) -> None:
 
 def test_an_actor_of_plain_methods_loads_no_event_loop(make: Make) -> None:
     modules = make().create(Counter).ready().ask("modules")
-    assert not {"asyncio", "subprocess", "numpy", "json"}.intersection(modules)
+    assert not {"asyncio", "numpy", "json"}.intersection(modules)
 
 
 def test_an_exception_is_the_end_of_its_call_only(make: Make) -> None:
