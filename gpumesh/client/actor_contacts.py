@@ -176,11 +176,13 @@ class Contact:
     # --- the end
 
     def has_died(self, status: int, payload: Any, worker: str) -> None:
-        """The word that it is gone: the end of its creation, or of a call. The first counts.
+        """The word that it is gone: the end of its creation, or of a call, which tells more.
 
         A connection that has ended is no such word: others may still reach it, and a forked process over one of its own.
         """
-        if self.died is None and not (status == _LOST and isinstance(payload, BaseException)):
+        if status == _LOST and isinstance(payload, BaseException):
+            return
+        if self.died is None or status == _ACTOR_DIED:
             from gpumesh.client.actor_ends import details_of
 
             self.died = details_of(self, status, payload, worker)

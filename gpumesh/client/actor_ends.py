@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict
 
-from gpumesh.client.outcomes import exception_for, last_lines
+from gpumesh.client.outcomes import exception_for, how_it_ended, last_lines
 from gpumesh.errors import ActorDiedError
 from gpumesh.model.actors import show_actor
 from gpumesh.model.ids import TaskId, show_task
@@ -56,13 +56,15 @@ def error_of_death(details: Dict[str, Any], *, name: str, task_id: int) -> Actor
     reason = str(details.get("reason") or f"actor {show_actor(ident) if type(ident) is int else ''} is gone")
     call = f"{name} ({show_task(TaskId(task_id))})" if task_id else name
     text = f"{call} has no result: {reason}"
+    if "exit" in details:
+        text += f"; its process {how_it_ended(details, '')}"
+    if is_gone:
+        text += "; create another one with .remote(...)"
+    else:
+        text += "; call it again, or let such calls be repeated with .options(retries=...)"
     tail = last_lines(details.get("stderr"))
     if tail:
-        text += f"; its last lines on stderr:\n{tail}\n"
-    if is_gone:
-        text += f"{'' if tail else '; '}create another one with .remote(...), or let it be started again with max_restarts=..."
-    else:
-        text += f"{'' if tail else '; '}call it again, or let such calls be repeated with .options(retries=...)"
+        text += f"; its last lines on stderr:\n{tail}"
     error = ActorDiedError(text)
     error.actor_id = show_actor(ident) if type(ident) is int else ""
     error.reason = reason

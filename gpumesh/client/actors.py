@@ -211,10 +211,10 @@ class _Creation:
         """Have the coordinator create it for itself; its id."""
         spec, cargo = self.spec(session, payload, plan)
         if session.is_nested:
-            session.adopt(payload)
             spec = spec._replace(depth=session.depth)
         wire = payload
         if isinstance(payload, Call):
+            session.adopt(payload)
             for future in payload.missing():  # They are this client's, which may be gone when the actor begins.
                 future.exception()
             payload.settle(channel.objects, keep=False)

@@ -108,7 +108,7 @@ def _crash(status: int, details: Dict[str, Any], *, task: str, where: str, reaso
         what = f"{task} lost its worker{' ' + where if where else ''}"
         what += f" ({reason})" if reason else ""
     else:
-        what = f"{task} died{_on(where)}: the process {_death(details, reason)}"
+        what = f"{task} died{_on(where)}: the process {how_it_ended(details, reason)}"
     if details.get("out_of_memory"):
         what += "; a task that needs much gets a machine that has it with options(memory=...)"
     tail = last_lines(details.get("stderr"))
@@ -139,11 +139,11 @@ def _attempt(attempt: Dict[str, Any]) -> str:
         return f"{where}: the memory of its GPU did not suffice"
     if status == Status.RETRYABLE:
         return f"{where}: it raised an exception that retry_on names"
-    return f"{where}: the process {_death(attempt, reason)}"
+    return f"{where}: the process {how_it_ended(attempt, reason)}"
 
 
-def _death(details: Dict[str, Any], reason: str) -> str:
-    """`was killed by SIGKILL, by the system for lack of memory; it had reached 3.1 GB of 4 GB`."""
+def how_it_ended(details: Dict[str, Any], reason: str) -> str:
+    """Of a process: `was killed by SIGKILL, by the system for lack of memory; it had reached 3.1 GB of 4 GB`."""
     code = details.get("exit")
     words = _ended(code, reason)
     peak, limit = (details.get(name) for name in ("memory_bytes", "memory_limit_bytes"))
