@@ -442,7 +442,7 @@ def test_a_handle_inside_a_value_counts(fake: FakeMesh, mesh: GPUMesh) -> None:
     payload = fake.tasks[future.task_id]
     assert tuple(payload[2]) == (token,)
     ref = mesh.put({"a": handle})
-    assert fake.refs[ref.oid] == [token]
+    fake.until(lambda: fake.refs.get(ref.oid) == [token])
     found = mesh.get(ref)["a"]
     assert found == handle
     assert found._contact is handle._contact, "all handles of a process share what is known"
