@@ -343,13 +343,14 @@ class Actors(Calls):
             goes_on = spec.spec.retries != 0
         told = payload if isinstance(payload, dict) else {}
         why = str(told.get("reason") or "")
+        crash = {key: told[key] for key in ("exit", "stderr", "pid") if key in told}
         text = _ends(self._called(actor), host, status, why, actor.why)
         if not goes_on:
             if status in DEATHS and actor.state is not ActorState.ENDING:
                 text += _no_more(spec.spec.retries)
             cause = payload if status == _RAISED else None
             details = {
-                **{key: told[key] for key in ("exit", "stderr", "pid") if key in told},
+                **crash,
                 "reason": text,
                 "worker": f"{host} ({worker.id})",
             }
@@ -381,6 +382,7 @@ class Actors(Calls):
             actor.parked = {**again, **actor.parked}
         else:
             details = {
+                **crash,
                 "reason": f"{text}; its state was lost, and it is started again",
                 "worker": f"{host} ({worker.id})",
                 "is_gone": False,
@@ -717,7 +719,7 @@ def actor_view(actor: Actor) -> Dict[str, Any]:
         "restarts": actor.restarts,
         "max_restarts": actor.spec.spec.retries,
         "calls": actor.pending,
-        "detached": actor.plan.is_detached,
+        "detached": actor.plan.is_detached and not actor.plan.token,
         "group": actor.plan.group,
         "owner": actor.spec.client.name,
     }
