@@ -3,7 +3,8 @@
 Promises, beside those of actor_runner:
 
 1. A result leaves at once when no other call waits here; else it waits for company at most `RESULT_FLUSH_SECONDS`, and a request to
-   flush (SIGINT with FLUSH raised) is heard between two bytecodes of a long call.
+   flush (SIGINT with FLUSH raised) is heard between two bytecodes of a long call. Meanwhile it stands on the page: no call that has
+   returned is lost when a later one takes the process down.
 2. No call starts before every CancelCalls and EndActor that the page counts has been taken in.
 """
 
@@ -20,7 +21,7 @@ from gpumesh.protocol.messages import TasksFinished
 from gpumesh.runtime import nesting
 from gpumesh.runtime.actor_calls import Arrived, Calls, Result
 from gpumesh.runtime.actor_exit import ActorExit
-from gpumesh.runtime.page import FINISHED, FLUSH, INTERRUPT, ORDERS, SENT, SINCE, STARTED
+from gpumesh.runtime.page import FINISHED, FLUSH, HELD, INTERRUPT, ORDERS, SENT, SINCE, STARTED
 from gpumesh.runtime.runner_base import await_now
 from gpumesh.serialization import refs, values
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from gpumesh.runtime.actor_runner import ActorProcess
     from gpumesh.runtime.runner_base import KnownSpec
 
-HELD_RESULTS = 256  # Results held at most, whatever their age.
-HELD_BYTES = 1024 * 1024
 _load_call, _dumps = values.loads_call, values.dumps  # Looked up for every call.
 _OK, _CANCELLED = int(Status.OK), int(Status.CANCELLED)
 
@@ -42,11 +41,11 @@ class SerialCalls(Calls):
         self._class = class_
         self._words = process.words
         self._floats = process.page.floats
+        self._hold = process.page.hold
         self._channel = process.channel
         self._objects = process.objects
         self._queue: Deque[Arrived] = deque()
         self._results: List[Result] = []
-        self._held_bytes = 0
         self._flushes = 0
         self._last_sent = 0.0
         self._method: Callable[[str], Callable[..., Any]]
@@ -180,14 +179,11 @@ class SerialCalls(Calls):
         self._results.append((task_id, attempt, status, result, seconds))
         if not self._queue:
             return  # It leaves at once.
-        is_plain = type(result) is bytes
-        self._held_bytes += len(result) if is_plain else 0
         if (
-            not is_plain
+            type(result) is not bytes
             or process.has_written
             or started + seconds - self._last_sent > RESULT_FLUSH_SECONDS
-            or len(self._results) >= HELD_RESULTS
-            or self._held_bytes > HELD_BYTES
+            or not self._hold(task_id, attempt, status, result, seconds)
         ):
             self._flush()
             if objects.is_used or refs.are_used:
@@ -195,9 +191,9 @@ class SerialCalls(Calls):
 
     def _flush(self) -> None:
         results, self._results = self._results, []
-        self._held_bytes = 0
         self._process.has_written = False
         number = self._words[FINISHED]
         self._channel.send(TasksFinished(results))
+        self._words[HELD] = 0
         self._words[SENT] = number
         self._last_sent = monotonic()

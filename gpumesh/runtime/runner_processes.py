@@ -21,7 +21,7 @@ from gpumesh.config import OUTPUT_READ_BYTES
 from gpumesh.model.resources import DeviceFacts
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.protocol.connection import Closed, Connection
-from gpumesh.protocol.messages import DefineFunction, DefineSpec
+from gpumesh.protocol.messages import DefineFunction, DefineSpec, TasksFinished
 from gpumesh.runtime.link import PeerLink, Turn
 from gpumesh.runtime.page import FINISHED, STARTED, Page, create_page_fd
 from gpumesh.runtime.runner_cards import card_environment, no_card_environment
@@ -361,6 +361,9 @@ class RunnerProcesses:
     def _on_exit(self, process: Process, code: int, error: str, death: Optional[Dict[str, Any]] = None) -> None:
         """The process is reaped: whatever it wrote is in the kernel's buffers now. `death`: what its spawner tells of it."""
         self._read_rest(process)
+        held = process.page.held()
+        if held and not self._is_closed:
+            process.user.on_process_message(process, TasksFinished, TasksFinished(held))
         process.is_gone = True
         words = process.page.words
         started, finished = words[STARTED], words[FINISHED]

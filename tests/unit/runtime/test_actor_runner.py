@@ -286,3 +286,21 @@ def test_a_generator_method_streams(make: Make) -> None:
     task_id = site.call("to", 5, is_stream=True)
     assert site.value(task_id) == "the end"
     assert site.streams[task_id] == [0, 1, 2, 3, 4]
+
+
+def test_what_has_returned_is_not_lost_when_the_next_call_takes_the_process_down(make: Make) -> None:
+    class Fragile:
+        def work(self, number: int) -> int:
+            if number == 10:
+                os._exit(3)
+            return number
+
+    site = make().create(Fragile).ready()
+    ids = site.calls("work", [((number,), {}) for number in range(11)])
+    while site.receive():
+        pass
+    assert site.exit_code() == 3
+    held = {task_id: values.loads(payload) for task_id, _, status, payload, _ in site.page.held() if status == Status.OK}
+    known = {task_id: site.value(task_id) for task_id in site.results_seen}
+    assert {**known, **held} == {task_id: number for number, task_id in enumerate(ids[:10])}
+    assert held, "the last results waited for company"
