@@ -25,6 +25,8 @@ class ActorState(enum.Enum):
 
 
 ACTOR_MOVES: Dict[Tuple[ActorState, ActorState], str] = {
+    (ActorState.DEAD, ActorState.EXPECTED): "called, and nobody knows of it, or not any more",
+    (ActorState.DEAD, ActorState.WAITING): "created when those who called it had given it up",
     (ActorState.EXPECTED, ActorState.WAITING): "created",
     (ActorState.EXPECTED, ActorState.DEAD): "nobody has created it in time",
     (ActorState.WAITING, ActorState.STARTING): "a worker has room",

@@ -19,13 +19,13 @@ from gpumesh.config import WAIT_SETTLE_SECONDS
 from gpumesh.model.ids import ClientNumber
 from gpumesh.scheduler import events as ev
 from gpumesh.scheduler.actions import Action
-from gpumesh.scheduler.actors import Actors
 from gpumesh.scheduler.flow import UNCAPPED
 from gpumesh.scheduler.queues import Group
+from gpumesh.scheduler.returns import Returns
 from gpumesh.scheduler.states import Batch, Worker
 
 
-class WaitingTasks(Actors):
+class WaitingTasks(Returns):
     """See the module."""
 
     def _on_tasks_wait(self, event: ev.TasksWait, now: float, actions: List[Action]) -> None:

@@ -14,6 +14,7 @@ from gpumesh.model.tasks import TaskSpec
 from gpumesh.scheduler import events as ev
 from gpumesh.scheduler import flow as flow_module
 from gpumesh.scheduler.actions import Assign, Deliver, Fail, Forget, Notice, Recall, Retrying, WorkersChanged
+from gpumesh.scheduler.actor_states import ACTOR_MOVES, ActorState
 from gpumesh.scheduler.states import TASK_MOVES, WORKER_MOVES, TaskState, WorkerState
 
 PLAIN = TaskSpec(b"f" * 16, "train")
@@ -529,7 +530,7 @@ def test_a_much_slower_worker_takes_over_only_what_has_waited_longer_than_it_wou
 
 
 def test_each_state_can_be_reached_and_left() -> None:
-    for moves, states in ((TASK_MOVES, TaskState), (WORKER_MOVES, WorkerState)):
+    for moves, states in ((TASK_MOVES, TaskState), (WORKER_MOVES, WorkerState), (ACTOR_MOVES, ActorState)):
         assert {before for before, _ in moves} == set(states)  # type: ignore[attr-defined]
         assert {after for _, after in moves} == set(states)  # type: ignore[attr-defined]
 
