@@ -106,6 +106,7 @@ class Returns(Actors):
         self._supervision.resume(ident, attempt)
         actor.attempt = attempt
         actor.doubtful = {}
+        actor.had_doubt = attempt > 1  # A call that it has not may have been begun by a life before.
         self._house(actor, worker, Batch(spec, attempt, slots_of(worker, need), now, -1, 0.0, lease))
         return True
 
