@@ -244,7 +244,8 @@ def test_what_children_print_is_their_parents_output(mesh: GPUMesh) -> None:
     finally:
         mesh._open_session().on_output = None
     assert lines[0] == ("use", "from above")
-    assert lines[1][0] == "use" and re.fullmatch(r"\(speak \S+\) from below", lines[1][1])
+    assert lines[1][0] == "use"
+    assert re.fullmatch(r"\(speak \S+\) from below", lines[1][1])
 
 
 def test_the_session_of_a_process_serves_all_its_tasks(mesh: GPUMesh) -> None:
@@ -409,7 +410,8 @@ def test_recursion_without_an_end_is_told_to_end(mesh: GPUMesh) -> None:
 
     with pytest.raises(errors.NestingTooDeepError) as caught:
         endless.remote(0).result(60)
-    assert "descend" in str(caught.value) and str(MAX_NESTING_DEPTH) in str(caught.value)
+    assert "descend" in str(caught.value)
+    assert str(MAX_NESTING_DEPTH) in str(caught.value)
 
 
 def test_recursion_with_an_end_ends(mesh: GPUMesh) -> None:
