@@ -38,7 +38,7 @@ def drive(channel: Channel, done: Callable[[], bool], condition: AnyCondition, t
         is_done = channel.drive(done, condition, None if deadline is None else max(0.0, deadline - time.monotonic()))
         is_over = True
     finally:
-        slot.end(number, goes_on=is_over)
+        slot.end(number, goes_on=is_over, is_brief=channel.has_pending_tasks)
     return is_done
 
 
