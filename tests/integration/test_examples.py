@@ -42,3 +42,34 @@ def test_unlike_machines_get_work_by_their_speed(programs: Programs, options: Li
         assert done[20.0] > done[10.0] > done[2.0] >= done[0.2]
     assert second[0.2] == 0, "by then the mesh knows that one task there takes longer than all others together"
     assert not example.survivors()
+
+
+@pytest.mark.timeout(120)
+def test_models_are_served_in_batches(programs: Programs) -> None:
+    example = programs.python(
+        "examples/model_server.py", "--requests", "1000", "--backend", "numpy", PYTHONPATH=str(ROOT), GPUMESH_LOCAL="1"
+    )
+
+    assert example.wait(110) == 0, example.output
+    assert len(re.findall(r"^model \d: numpy on cpu$", example.output, re.MULTILINE)) >= 2
+    asked = re.search(r"^1000 requests in .* (\d+) rows a batch$", example.output, re.MULTILINE)
+    assert asked is not None, example.output
+    assert int(asked[1]) > 1
+    right = re.search(r"^([\d.]+)% of the answers are right$", example.output, re.MULTILINE)
+    assert right is not None, example.output
+    assert float(right[1]) > 95
+    assert not example.survivors()
+
+
+@pytest.mark.timeout(120)
+def test_a_model_is_trained_by_several_actors(programs: Programs) -> None:
+    example = programs.python(
+        "examples/parameter_server.py", "--steps", "150", "--rows", "2000", PYTHONPATH=str(ROOT), GPUMESH_LOCAL="1"
+    )
+
+    assert example.wait(110) == 0, example.output
+    assert "450 gradients in" in example.output
+    loss = re.search(r"^loss on rows that nobody has seen: ([\d.]+) ", example.output, re.MULTILINE)
+    assert loss is not None, example.output
+    assert float(loss[1]) < 0.1
+    assert not example.survivors()
