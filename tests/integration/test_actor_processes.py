@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator
 
 import numpy as np
 import psutil
@@ -15,6 +12,8 @@ import pytest
 import gpumesh
 from gpumesh import GPUMesh
 from gpumesh.errors import ActorDiedError, TaskCancelledError, TaskTimeoutError
+from tests.support.async_keeper import AsyncKeeper
+from tests.support.keeper import Keeper
 from tests.support.processes import until
 
 WAYS: Dict[str, Dict[str, Any]] = {"serial": {}, "threads": {"max_concurrency": 3}, "async": {}}
@@ -24,67 +23,6 @@ WAYS: Dict[str, Dict[str, Any]] = {"serial": {}, "threads": {"max_concurrency": 
 def mesh() -> Iterator[GPUMesh]:
     with GPUMesh.local(workers=1) as mesh:
         yield mesh
-
-
-class Keeper:
-    """Keeps arrays, and says what happens to it."""
-
-    def __init__(self, log: str = "") -> None:
-        self.log = log
-        self.kept: List[Any] = []
-        self.ref: Any = None
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    def add(self, number: int) -> int:
-        self.kept.append(number)
-        return len(self.kept)
-
-    def total(self, array: Any) -> float:
-        array += 1  # Nobody else sees this.
-        self.kept.append(array)
-        return float(array.sum())
-
-    def last(self) -> Any:
-        return self.kept[-1]
-
-    def put(self, value: Any) -> Any:
-        self.ref = gpumesh.put(value)
-        return self.ref
-
-    def get(self) -> Any:
-        return gpumesh.get(self.ref)
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    def note(self, text: str) -> None:
-        with open(self.log, "a", encoding="utf-8") as file:
-            file.write(text)
-
-    def fail(self) -> None:
-        raise ValueError("as asked")
-
-    def leave(self) -> None:
-        gpumesh.exit_actor()
-
-    def crash(self) -> None:
-        os._exit(3)
-
-    def close(self) -> None:
-        if self.log:
-            self.note("closed ")
-
-
-class AsyncKeeper(Keeper):
-    """The same with methods that wait."""
-
-    async def sleep(self, seconds: float) -> None:  # type: ignore[override]
-        await asyncio.sleep(seconds)
-
-    async def put(self, value: Any) -> Any:
-        return super().put(value)
 
 
 def make(mesh: GPUMesh, way: str, *args: Any, **options: Any) -> Any:
