@@ -12,6 +12,10 @@ from typing import Any, Callable, List, Optional, Tuple
 __all__ = ["Running", "call", "ended", "find", "mesh", "on_ended", "on_mentioned", "owner", "running"]
 
 
+CLIENT = ("gpumesh.client.nested", "gpumesh.client.slots", "gpumesh.client.mesh", "gpumesh.client.accelerate")
+"""Modules that a task imports with its first use of the mesh; named here, as nothing in this package depends on them."""
+
+
 class Running:
     """A task, or a call of an actor, that is executed here: what is submitted meanwhile belongs to it.
 

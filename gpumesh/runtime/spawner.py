@@ -21,6 +21,7 @@ Promises:
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import select
 import signal
@@ -30,7 +31,7 @@ from typing import Any, Dict, List, Optional, Set
 
 import msgpack
 
-from gpumesh.runtime import system
+from gpumesh.runtime import nesting, system
 from gpumesh.runtime.spawner_channel import LENGTH, MAX_FDS, MessageReader
 
 ORPHAN_CHECK_MILLISECONDS = 2000  # A process that our starter forked may hold the channel open after its death.
@@ -318,7 +319,8 @@ def preload(role: str) -> None:
     elif role == "worker":
         from gpumesh.runtime import nodes, worker  # noqa: F401
     elif role == "nests":  # Runners on a worker whose tasks use the mesh.
-        from gpumesh.client import accelerate, mesh, nested, slots  # noqa: F401
+        for name in nesting.CLIENT:
+            importlib.import_module(name)
     elif role == "actor":
         from gpumesh.runtime import actor_runner, actor_serial  # noqa: F401
         from gpumesh.serialization import pickling

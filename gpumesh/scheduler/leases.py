@@ -20,7 +20,7 @@ Promises, beside those of `local` for each lease:
 2. A process that is busy, or that tasks wait for, is never ended for another lease's sake.
 3. A task is not fed while a process that is being ended for it is still there.
 4. What a process may hold beyond what its task is given is less than `EXCESS_BYTES`.
-5. A task that waits for others keeps its process; what waits behind it goes back to the coordinator, and its time does not count.
+5. A task that waits for others keeps its process; what waits behind it goes back to the coordinator.
 6. A process that has been idle for `LEASE_IDLE_SECONDS`, or whose cards the owner wants back, is ended; the next task starts another.
 """
 

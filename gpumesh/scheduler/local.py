@@ -190,7 +190,7 @@ class LocalPool(PoolFeeding):
         if runner is None:
             return actions
         if runner.state is RunnerState.WAITING:
-            self._forget_wait(runner, now)
+            self._forget_wait(runner)
         for other in runner.reserved:
             self._release(other)
         report: List[Tuple[int, int, int, Any, float]] = []
@@ -342,8 +342,7 @@ class LocalPool(PoolFeeding):
         if runner.state is RunnerState.WAITING:
             if runner.first <= runner.waiting:
                 return  # These were before it.
-            self._forget_wait(runner, now)
-        runner.waited = 0.0
+            self._forget_wait(runner)
         if not runner.fed:
             if runner.revoked:
                 runner.revoked = 0

@@ -35,8 +35,7 @@ class PoolLooks(PoolTables):
     ) -> None:
         """Timeouts, cancelled tasks, and tasks stuck behind a long one. `started` is what runs or has just ended."""
         is_running = started > finished
-        paused = self._paused(runner, started, now)
-        ran = now - since - paused if is_running else 0.0
+        ran = now - since if is_running else 0.0
         due: List[float] = []
         if runner.interrupted:
             if runner.interrupted <= finished:
@@ -61,8 +60,8 @@ class PoolLooks(PoolTables):
                     due.append(self._interrupt(runner, started, _TIMED_OUT, actions, now))
                 elif self._ends_running:
                     due.append(self._interrupt(runner, started, _HANDED_BACK, actions, now))
-                elif timeout and runner.state is not RunnerState.WAITING:
-                    due.append(since + paused + timeout)
+                elif timeout:
+                    due.append(since + timeout)
         if finished > sent and (not is_running or ran > LATE_RESULT_SECONDS):
             actions.append(AskResults(runner.ident))
         self._take_back(runner, started, ran, due, actions, now)
@@ -71,13 +70,6 @@ class PoolLooks(PoolTables):
             due.append(now + self._specs[head.spec].timeout)  # Between two tasks: look again.
         if due:
             self._check_at(runner, max(now + 0.001, min(due)))
-
-    @staticmethod
-    def _paused(runner: Runner, started: int, now: float) -> float:
-        """Seconds for which the task that runs has had no slot, as it waited for others: they do not count as run time."""
-        if runner.state is RunnerState.WAITING:
-            return runner.waited + now - runner.lent_at if started == runner.waiting else 0.0
-        return runner.waited if started == runner.first else 0.0
 
     def _interrupt(self, runner: Runner, number: int, reason: int, actions: List[Any], now: float) -> float:
         runner.interrupted = number

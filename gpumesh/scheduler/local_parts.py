@@ -149,7 +149,7 @@ class Runner:
     """One process."""
 
     __slots__ = ("ident", "kind", "state", "fed", "first", "since", "revoked", "revoked_at", "interrupted", "kill_at", "reason",
-                 "check_at", "reserved", "next_kind", "deaths", "width", "waiting", "lent_at", "waited", "is_spare")  # fmt: skip
+                 "check_at", "reserved", "next_kind", "deaths", "width", "waiting", "is_spare")  # fmt: skip
 
     def __init__(self, ident: int, kind: Kind, now: float, deaths: int) -> None:
         self.ident = ident
@@ -171,8 +171,6 @@ class Runner:
         self.deaths = deaths  # Of those in this place before, in a row: by the first task that each of them got.
         self.width = 1  # Slots that are in use while it is busy.
         self.waiting = 0  # Number of its task that has given the slot away.
-        self.lent_at = 0.0  # Since when.
-        self.waited = 0.0  # Seconds that its task has waited before that.
         self.is_spare = False  # It is being ended because there are more than enough.
 
 

@@ -7,6 +7,8 @@ While a task waits, its process stays, and another serves its slot. So there are
 at once is counted. When the task goes on there is one too many, which is kept for the next task that waits, as starting it took longer
 than many a task; what nobody has used for `SPARE_RUNNER_SECONDS` ends.
 
+Its timeout goes on counting while it waits, or who waits for ever would never end.
+
 Whoever wants to go on is first in line, before all that is queued. Slots in use are those of tasks that execute; each of them ends or waits
 some time, so whoever is in line gets one. That what a waiting task waits for is not stuck behind others that wait is up to the order in
 which tasks come: deeper ones, those inside of others, go first here as at the coordinator.
@@ -66,7 +68,6 @@ class PoolWaits(PoolLooks):
         self._counts = True
         runner.state = RunnerState.WAITING
         runner.waiting = runner.first + place
-        runner.lent_at = now
         for other in runner.reserved:
             self._release(other)
         runner.reserved = []
@@ -103,28 +104,25 @@ class PoolWaits(PoolLooks):
             if self._is_too_wide(facts.width):
                 return
             self._resuming.popleft()
-            self._end_wait(runner, now)
+            self._end_wait(runner)
             runner.width = facts.width
             for other in self._runners.values():
                 if other.state is RunnerState.READY and len(runner.reserved) < facts.width - 1:
                     other.state = RunnerState.RESERVED
                     runner.reserved.append(other.ident)
-            if facts.timeout:
-                self._check_at(runner, now)  # That counts again.
             actions.append(Grant(runner.ident, task.task_id))
             self._end_spares(actions, now)
 
-    def _end_wait(self, runner: Runner, now: float) -> None:
+    def _end_wait(self, runner: Runner) -> None:
         runner.state = RunnerState.BUSY
-        runner.waited += now - runner.lent_at
         runner.waiting = 0
         runner.width = 1
 
-    def _forget_wait(self, runner: Runner, now: float) -> None:
+    def _forget_wait(self, runner: Runner) -> None:
         """The task that has waited has ended."""
         if runner.ident in self._resuming:
             self._resuming.remove(runner.ident)
-        self._end_wait(runner, now)
+        self._end_wait(runner)
 
     def _waiting_task(self, runner: Runner) -> int:
         """The task that has given its slot away; 0: none."""

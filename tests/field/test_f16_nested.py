@@ -174,20 +174,11 @@ def test_a_parent_that_may_run_once_is_killed(lone: GPUMesh, tmp_path: Path) -> 
     assert parent.on(lone).remote(1).result(SOON) == 12
 
 
-def test_a_timeout_counts_no_waiting(lone: GPUMesh) -> None:
-    def nap() -> None:
-        time.sleep(1.2)
-
-    def waits() -> str:
-        accelerate(nap).remote().result()
-        return "in time"
-
-    def waits_and_naps() -> None:
-        accelerate(nap).remote().result()
-        time.sleep(20)
-
-    assert accelerate(lone, timeout=1.0, retries=0)(waits).remote().result(SOON) == "in time"
+def test_a_parent_that_waits_for_too_long_is_ended(lone: GPUMesh, tmp_path: Path) -> None:
     started = time.monotonic()
+
     with pytest.raises(errors.TaskTimeoutError):
-        accelerate(lone, timeout=1.0, retries=0)(waits_and_naps).remote().result(SOON)
-    assert 2.2 <= time.monotonic() - started < 8.0
+        waits_for_that.options(timeout=0.5, retries=0).on(lone).remote(str(tmp_path)).result(SOON)
+
+    assert 0.5 <= time.monotonic() - started < 8.0
+    assert parent.on(lone).remote(1).result(SOON) == 12  # What it waited for has gone with it.
