@@ -12,7 +12,6 @@ Promises, beside those of actor_runner:
 
 from __future__ import annotations
 
-import heapq
 import signal
 import threading
 from collections import deque
@@ -27,6 +26,7 @@ from gpumesh.protocol.messages import TasksFinished
 from gpumesh.runtime import nesting
 from gpumesh.runtime.actor_calls import Arrived, Calls, Result, own_copy, timed_out
 from gpumesh.runtime.actor_exit import ActorExit
+from gpumesh.runtime.actor_limits import TimeLimits
 from gpumesh.runtime.page import CONCURRENT, FINISHED, ORDERS, SINCE, STARTED
 from gpumesh.runtime.runner_base import await_now
 from gpumesh.serialization import refs, values
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from gpumesh.runtime.actor_runner import ActorProcess
     from gpumesh.runtime.runner_base import KnownSpec
 
-LIMITS_KEPT = 1000  # Time limits of calls that may be over.
 SENT_RESULTS = 256  # In one message.
 _OK, _TIMED_OUT = int(Status.OK), int(Status.TIMED_OUT)
 
@@ -75,7 +74,7 @@ class ThreadCalls(Calls):
         self._ending = threading.Lock()  # For what ends calls: their inputs, their references.
         self._results: Deque[Result] = deque()
         self._sending = threading.Lock()
-        self._limits: Optional[_TimeLimits] = None
+        self._limits: Optional[TimeLimits] = None
         self._wakes = False  # A thread wants the main one to leave the channel.
 
     def run(self) -> None:
@@ -160,6 +159,7 @@ class ThreadCalls(Calls):
                 else:
                     begins = call.has_begun = True
                     self._running += 1
+                    words[STARTED] = max(words[STARTED], call.number)
             if begins:
                 self._run(call)
             self._end_inputs(call.inputs)
@@ -179,7 +179,6 @@ class ThreadCalls(Calls):
     def _run(self, call: _Call) -> None:
         process, spec = self._process, call.spec
         words = self._words
-        words[STARTED] = call.number
         call.since = process.page.floats[SINCE] = monotonic()
         if spec.timeout:
             self._watch(call)
@@ -248,7 +247,7 @@ class ThreadCalls(Calls):
     def _watch(self, call: _Call) -> None:
         with self._lock:
             if self._limits is None:
-                self._limits = _TimeLimits(self._time_out)
+                self._limits = TimeLimits(self._time_out)
         self._limits.add(call.since + call.spec.timeout, call)
 
     def _time_out(self, call: _Call) -> None:
@@ -260,6 +259,8 @@ class ThreadCalls(Calls):
             if call.is_reported:
                 return
             self._forget(call)
+        if call.spec.is_stream:
+            self._process.streams.cancel(call.task_id)
         self._tell((call.task_id, call.attempt, status, details, monotonic() - call.since if call.has_begun else 0.0))
 
     def _forget(self, call: _Call) -> None:
@@ -287,34 +288,3 @@ class ThreadCalls(Calls):
                     self._channel.send(TasksFinished(batch))
             finally:
                 self._sending.release()
-
-
-class _TimeLimits:
-    """A thread that tells of each call when its time is up."""
-
-    def __init__(self, tell: Any) -> None:
-        self._tell = tell
-        self._heap: List[Tuple[float, int, _Call]] = []
-        self._most = LIMITS_KEPT  # More are searched for those that are over.
-        self._news = threading.Condition()
-        threading.Thread(target=self._run, name="gpumesh-limits", daemon=True).start()
-
-    def add(self, when: float, call: _Call) -> None:
-        """Tell of this one then (monotonic time)."""
-        with self._news:
-            if len(self._heap) >= self._most:
-                self._heap = [entry for entry in self._heap if not entry[2].is_reported]
-                heapq.heapify(self._heap)
-                self._most = 2 * len(self._heap) + LIMITS_KEPT
-            heapq.heappush(self._heap, (when, call.number, call))
-            if self._heap[0][2] is call:
-                self._news.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._news:
-                while not self._heap or self._heap[0][0] > monotonic():
-                    self._news.wait(self._heap[0][0] - monotonic() if self._heap else None)
-                call = heapq.heappop(self._heap)[2]
-            self._tell(call)
-            del call

@@ -200,7 +200,7 @@ class TaskProcess:
         if self._streams is None:
             from gpumesh.runtime.runner_streams import RunnerStreams
 
-            self._streams = RunnerStreams(self._channel)
+            self._streams = RunnerStreams(self._channel, self._page.floats)
         return self._streams
 
     def _dump_item(self, spec: KnownSpec, value: Any) -> Any:

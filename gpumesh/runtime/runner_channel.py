@@ -143,6 +143,11 @@ class RunnerChannel:
                 self._leave()
         return bool(is_enough())
 
+    def look_again(self) -> None:
+        """What somebody waits for may have come about in another way; of use where the main thread receives."""
+        with self._turn:
+            self._turn.notify_all()
+
     def fileno(self) -> int:
         """For an event loop that calls `receive_now` when something has come."""
         return self._socket.fileno()

@@ -22,15 +22,18 @@ from time import monotonic
 from typing import Any, Callable, Deque, Dict, List, Optional
 
 from gpumesh.config import GENERATOR_GATHER_SECONDS, GENERATOR_WINDOW_BYTES, GENERATOR_WINDOW_ITEMS
+from gpumesh.errors import TaskCancelledError
 from gpumesh.model.payloads import Stored, payload_bytes
 from gpumesh.protocol.messages import StreamCredit, StreamItems
 from gpumesh.runtime import runner_slots
+from gpumesh.runtime.page import SINCE
 from gpumesh.runtime.runner_channel import RunnerChannel
 
 BATCH_ITEMS = GENERATOR_WINDOW_ITEMS // 4
 BATCH_BYTES = GENERATOR_WINDOW_BYTES // 4
 LEAST_UNDER_WAY = 2  # Of values of any size: one is made while the other is taken.
 SLOT_KEPT_SECONDS = 0.002  # Of waiting for a consumer, before others may have the slot: most are back at once.
+TIMEOUT_STOPS_SECONDS = 0.2  # The timeout is put off by so much at a time, while its generator waits for its consumer.
 PARKED_SECONDS = 0.05  # Without anything to send, until the thread that sends what is late sleeps.
 
 Dump = Callable[[Any], Any]
@@ -58,6 +61,7 @@ class _Stream:
         "under_way",
         "sent_at",
         "on_credit",
+        "is_cancelled",
     )
 
     def __init__(self, task_id: int, attempt: int) -> None:
@@ -72,9 +76,14 @@ class _Stream:
         self.under_way = 0  # Bytes.
         self.sent_at = 0.0
         self.on_credit: Optional[Callable[[], None]] = None
+        self.is_cancelled = False
 
     def may_go_on(self) -> bool:
-        """Whether another value may follow."""
+        """Whether another value may follow, or must not any more."""
+        return self.is_cancelled or self.has_room()
+
+    def has_room(self) -> bool:
+        """Whether another value is within the window."""
         return self.count < self.limit and (self.under_way < GENERATOR_WINDOW_BYTES or len(self.sizes) < LEAST_UNDER_WAY)
 
     def credit(self, limit: int) -> None:
@@ -94,10 +103,13 @@ class RunnerStreams:
 
     Args:
         channel: To the agent.
+        clock: The page's: when the task that runs has begun. Its timeout does not count what it waits for its consumer, where it is
+            the only one that runs.
     """
 
-    def __init__(self, channel: RunnerChannel) -> None:
+    def __init__(self, channel: RunnerChannel, clock: Any) -> None:
         self._channel = channel
+        self._clock = clock
         self._streams: Dict[int, _Stream] = {}
         self._late: Optional[_LateValues] = None
 
@@ -106,6 +118,13 @@ class RunnerStreams:
         stream = self._streams.get(message.task_id)
         if stream is not None:
             stream.credit(message.limit)
+
+    def cancel(self, task_id: int) -> None:
+        """Nobody wants its values any more: a generator in a thread is closed when it yields the next, or waits with it."""
+        stream = self._streams.get(task_id)
+        if stream is not None:
+            stream.is_cancelled = True
+            self._channel.look_again()
 
     # --- on a thread of its own
 
@@ -140,18 +159,28 @@ class RunnerStreams:
             self._end(stream)
 
     def _wait(self, stream: _Stream) -> None:
-        channel = self._channel
         slot = runner_slots.current
-        if slot is None:
-            channel.wait_until(stream.may_go_on)
-        elif not channel.wait_until(stream.may_go_on, monotonic() + SLOT_KEPT_SECONDS):
-            number = slot.begin()
+        if not self._channel.wait_until(stream.may_go_on, monotonic() + SLOT_KEPT_SECONDS):
+            number = slot.begin() if slot is not None else 0
             goes_on = False
             try:
-                channel.wait_until(stream.may_go_on)
+                is_alone = threading.current_thread() is threading.main_thread()
+                while not self._wait_a_moment(stream, is_alone):
+                    pass
                 goes_on = True
             finally:
-                slot.end(number, goes_on=goes_on)
+                if slot is not None:
+                    slot.end(number, goes_on=goes_on)
+
+    def _wait_a_moment(self, stream: _Stream, is_alone: bool) -> bool:
+        if not is_alone:
+            return self._channel.wait_until(stream.may_go_on)
+        began = monotonic()
+        self._clock[SINCE] += TIMEOUT_STOPS_SECONDS  # Beforehand: the agent may look at any moment.
+        try:
+            return self._channel.wait_until(stream.may_go_on, began + TIMEOUT_STOPS_SECONDS)
+        finally:
+            self._clock[SINCE] += monotonic() - began - TIMEOUT_STOPS_SECONDS
 
     # --- on an event loop
 
@@ -209,23 +238,35 @@ class RunnerStreams:
             loop.add_reader(self._channel.fileno(), self._channel.receive_now)
         try:
             look()
-            slot = runner_slots.current
-            if slot is None or arrival.done():
+            if not reads:
                 await arrival
                 return
+            slot = runner_slots.current
             await asyncio.wait([arrival], timeout=SLOT_KEPT_SECONDS)
             if not arrival.done():
-                number = slot.begin()
+                number = slot.begin() if slot is not None else 0
                 goes_on = False
                 try:
-                    await arrival
+                    while not arrival.done():
+                        await self._wait_a_moment_async(arrival)
                     goes_on = True
                 finally:
-                    slot.end(number, goes_on=goes_on)
+                    if slot is not None:
+                        slot.end(number, goes_on=goes_on)
         finally:
             stream.on_credit = None
             if reads:
                 loop.remove_reader(self._channel.fileno())
+
+    async def _wait_a_moment_async(self, arrival: Any) -> None:
+        import asyncio
+
+        began = monotonic()
+        self._clock[SINCE] += TIMEOUT_STOPS_SECONDS
+        try:
+            await asyncio.wait([arrival], timeout=TIMEOUT_STOPS_SECONDS)
+        finally:
+            self._clock[SINCE] += monotonic() - began - TIMEOUT_STOPS_SECONDS
 
     # --- sending
 
@@ -234,6 +275,8 @@ class RunnerStreams:
         return stream
 
     def _add(self, stream: _Stream, payload: Any) -> None:
+        if stream.is_cancelled:
+            raise TaskCancelledError("nobody wants its values any more")
         size = item_bytes(payload)
         with stream.lock:
             stream.batch.append(payload)
@@ -245,7 +288,7 @@ class RunnerStreams:
                 type(payload) is not bytes  # What it refers to is let go of after it was told.
                 or len(stream.batch) >= BATCH_ITEMS
                 or stream.batch_bytes >= BATCH_BYTES
-                or not stream.may_go_on()
+                or not stream.has_room()
                 or monotonic() - stream.sent_at >= GENERATOR_GATHER_SECONDS
             ):
                 self._send(stream)
