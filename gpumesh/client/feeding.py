@@ -236,9 +236,10 @@ class Feed:
             if self.is_exhausted:
                 return
             self._set_alarm()
-        threading.Thread(
-            target=self._feed_on if self.is_sized else self._feed_unsized, name="gpumesh-feeder", daemon=True
-        ).start()
+        read_on = self._feed_on if self.is_sized else self._feed_unsized
+        if self._session.is_nested:
+            read_on = self._session.feeder(self, read_on)
+        threading.Thread(target=read_on, name="gpumesh-feeder", daemon=True).start()
 
     def _room(self) -> int:
         """Items that may be submitted now; negative when too many are under way."""

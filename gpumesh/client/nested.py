@@ -19,8 +19,9 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, List, Optional, Set, Tuple, Union, cast
+from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional, Set, Tuple, Union, cast
 
 from gpumesh.client.channel import Channel
 from gpumesh.client.link import MeshLink, local_facts
@@ -162,8 +163,27 @@ class NestedSession(Session):
             else:
                 owner.children.append([first, first + count])
 
+    def feeder(self, feed: Any, read_on: Callable[[], None]) -> Callable[[], None]:
+        """What the thread of a stream is to run, for whom the stream belongs to."""
+        owner = nesting.owner()
+        if owner is None:
+            return read_on
+        owner.feeds = [*(other for other in owner.feeds if other() is not None), weakref.ref(feed)]
+        task = owner
+
+        def read_on_for_it() -> None:
+            nesting.call.set(task)
+            read_on()
+
+        return read_on_for_it
+
     def _on_ended(self, task: Running) -> None:
         """A task is over: nobody waits for what it has submitted and has not ended."""
+        for feed in (each() for each in task.feeds):
+            if feed is not None:
+                feed.cancel()
+        if not task.children:
+            return
         channel = self._remote
         children, task.children = task.children, []
         if channel is None or channel.end is not None:
@@ -277,13 +297,14 @@ def dial_relay(path: str, client: int, timeout: float) -> Tuple[MeshLink, Establ
         facts = local_facts()
         connection = Connection.relayed(role="client", mesh=text, workers=workers, now=time.monotonic(), facts=facts)
         return MeshLink(sock, connection), Established("client", text, workers, facts), []
-    except (OSError, struct.error, IndexError) as error:
+    except BaseException as error:
         sock.close()
+        if isinstance(error, MeshError):
+            raise
         if isinstance(error, OSError):
             raise MeshUnavailableError(f"the agent of this worker does not answer: {error}") from error
-        raise ProtocolError(f"the agent of this worker answers in another language: {error}") from error
-    except BaseException:
-        sock.close()
+        if isinstance(error, (struct.error, IndexError)):
+            raise ProtocolError(f"the agent of this worker answers in another language: {error}") from error
         raise
 
 

@@ -25,13 +25,15 @@ class Running:
         depth: Tasks that it is inside of.
     """
 
-    __slots__ = ("task_id", "name", "depth", "children")
+    __slots__ = ("task_id", "name", "depth", "children", "feeds", "is_over")
 
     def __init__(self, task_id: int, name: str, depth: int) -> None:
         self.task_id = task_id
         self.name = name
         self.depth = depth
         self.children: List[List[int]] = []  # [first, end) of the ids of tasks that it has submitted.
+        self.feeds: List[Any] = []  # Weak references to what goes on submitting for it by itself.
+        self.is_over = False
 
 
 mesh: Optional[Tuple[str, str]] = None
@@ -55,10 +57,14 @@ on_mentioned: Optional[Callable[[List[Any]], None]] = None
 
 def owner() -> Optional[Running]:
     """Whom what is submitted now belongs to; None between two tasks."""
-    return call.get() or running or (find() if find is not None else None)
+    found = call.get()
+    if found is not None and not found.is_over:
+        return found
+    return running or (find() if find is not None else None)
 
 
 def ended(task: Running) -> None:
     """A task, or a call, is over, and its result was not sent yet."""
-    if on_ended is not None and task.children:
+    task.is_over = True
+    if on_ended is not None and (task.children or task.feeds):
         on_ended(task)

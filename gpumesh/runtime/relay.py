@@ -347,5 +347,7 @@ class _Dialed(_Side):
         self.connection.send(RegisterClient(number, "", True))
         self.connection.close(f"process {os.getpid()} has seen its end")
         self._flush()
+        if self.transport is not None:
+            self.transport.write_eof()
         self.read(on=True)  # Until it has hung up, too: it has heard everything then.
         self._loop.call_later(GOODBYE_SECONDS, self.abort)
