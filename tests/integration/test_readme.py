@@ -21,7 +21,9 @@ def programs(tmp_path: Path) -> Iterator[Programs]:
         yield started
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/functions.md", "docs/objects.md", "docs/actors.md", "docs/running-a-mesh.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/functions.md", "docs/objects.md", "docs/actors.md", "docs/nested.md", "docs/running-a-mesh.md"]
+)
 def test_the_python_on_a_page_runs(page: str, programs: Programs, tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert blocks
