@@ -153,13 +153,15 @@ class Contact:
                 "await some of these calls first, or give the actor a larger mailbox"
             )
         channel = self.reach()
-        self.waiting += 1
+        with self.condition:
+            self.waiting += 1
         try:
             has_room = channel.drive_until(
                 lambda: len(self.pending) < limit or channel.end is not None, self.condition, timeout
             )
         finally:
-            self.waiting -= 1
+            with self.condition:
+                self.waiting -= 1
         if not has_room:
             raise ActorBusyError(
                 f"{what} was not called: {advice}, and none of them has ended within call_timeout={timeout:g} s; wait for results, "

@@ -53,7 +53,8 @@ class ActorGroup:
     def __getattr__(self, name: str) -> GroupMethod:
         if name.startswith("__") and name != "__call__":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return GroupMethod(self._members, [member.method(name) for member in self._members])
+        method = self.__dict__[name] = GroupMethod(self._members, [member.method(name) for member in self._members])
+        return method
 
     def __len__(self) -> int:
         return len(self._members)
@@ -222,8 +223,14 @@ class GroupFuture(Future):  # type: ignore[type-arg]
             loop = asyncio.get_running_loop()
             arrival = loop.create_future()
             self.add_done_callback(lambda _: _arrive(loop, arrival))
+            session = self.futures[0].session
             try:
-                yield from arrival
+                if session.slot is None:
+                    yield from arrival
+                else:
+                    from gpumesh.client.slots import arrive
+
+                    yield from arrive(session, arrival).__await__()
             except asyncio.CancelledError:
                 self.cancel()
                 raise
