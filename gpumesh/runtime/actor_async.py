@@ -7,7 +7,8 @@ Promises, beside those of actor_runner:
 1. The constructor runs on the loop, so that locks, queues and tasks that are made there belong to it.
 2. Calls begin in the order received and interleave where they await. Methods that are not `async def` run between them on the loop's
    thread, or in threads where the plan allows several at a time.
-3. A call that is cancelled, or runs longer than its timeout, is reported at once, and its task is cancelled; a thread goes on.
+3. A call that is cancelled, or runs longer than its timeout, is reported at once, and its task is cancelled; a thread goes on. One
+   that blocks the loop is interrupted.
 4. At the end all calls are cancelled, and have a quarter of ACTOR_CLOSE_SECONDS to return before the instance is closed.
 """
 
@@ -15,11 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import signal
 import threading
 from collections import deque
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Deque, Dict, Iterable, List, Optional, Tuple
 
 from gpumesh.config import ACTOR_CLOSE_SECONDS
 from gpumesh.model.outcomes import Status
@@ -27,8 +29,9 @@ from gpumesh.protocol.messages import TasksFinished
 from gpumesh.runtime import nesting
 from gpumesh.runtime.actor_calls import Arrived, Calls, Result, is_async, own_copy, report_problem, timed_out
 from gpumesh.runtime.actor_exit import ActorExit
+from gpumesh.runtime.actor_limits import TimeLimits
 from gpumesh.runtime.loop import new_event_loop
-from gpumesh.runtime.page import CONCURRENT, FINISHED, SINCE, STARTED
+from gpumesh.runtime.page import CONCURRENT, FINISHED, INTERRUPT, SINCE, STARTED
 from gpumesh.serialization import refs, values
 
 if TYPE_CHECKING:
@@ -37,11 +40,24 @@ if TYPE_CHECKING:
     from gpumesh.runtime.actor_runner import ActorProcess
     from gpumesh.runtime.runner_base import KnownSpec
 
-_OK, _TIMED_OUT = int(Status.OK), int(Status.TIMED_OUT)
+BLOCKED_SECONDS = 0.1  # A loop that has not told that a call's time is up by then is blocked, and that call is interrupted.
+_OK, _TIMED_OUT, _CANCELLED = int(Status.OK), int(Status.TIMED_OUT), int(Status.CANCELLED)
 
 
 class _Call:
-    __slots__ = ("number", "spec", "task_id", "attempt", "payload", "inputs", "since", "task", "timer", "is_reported")
+    __slots__ = (
+        "number",
+        "spec",
+        "task_id",
+        "attempt",
+        "payload",
+        "inputs",
+        "since",
+        "task",
+        "is_reported",
+        "is_late",
+        "is_open",
+    )
 
     def __init__(self, number: int, spec: KnownSpec, task: Tuple[int, int, Any]) -> None:
         self.number = number
@@ -50,8 +66,9 @@ class _Call:
         self.inputs: Dict[int, Any] = {}
         self.since = 0.0  # 0: it has not begun.
         self.task: Optional[asyncio.Task[None]] = None
-        self.timer: Optional[asyncio.TimerHandle] = None
         self.is_reported = False
+        self.is_late = False  # Its time is up.
+        self.is_open = False  # Its own code, or what it has called, may run: an interrupt is for that.
 
 
 class AsyncCalls(Calls):
@@ -70,7 +87,9 @@ class AsyncCalls(Calls):
         self._is_async: Dict[str, bool] = {}  # By the method's name, where there are threads for the others.
         self._arrived: Deque[_Call] = deque()
         self._calls: Dict[int, _Call] = {}  # Not reported.
-        self._tasks: Set[asyncio.Task[None]] = set()
+        self._tasks: Dict[asyncio.Task[Any], _Call] = {}
+        self._limits: Optional[TimeLimits] = None
+        self._blocking = 0  # Number of a call that has blocked the loop since its time was up.
         self._results: List[Result] = []
         self._finished = 1
         self._is_stopped = False
@@ -114,7 +133,14 @@ class AsyncCalls(Calls):
         self._on_loop(self._end)
 
     def on_signal(self) -> None:
-        pass  # Its results wait for nothing but the end of a round.
+        """For a call that blocks the loop, its cancellation waits in the socket, or the end of its time in the loop."""
+        task = asyncio.current_task(self._loop)
+        call = self._tasks.get(task) if task is not None else None
+        if call is not None and call.is_open and call.number in (self._words[INTERRUPT], self._blocking):
+            if self._channel.is_busy:
+                self._channel.is_interrupted = True
+            else:
+                raise KeyboardInterrupt
 
     def _on_loop(self, function: Any, *arguments: Any) -> None:
         """A thread that waits for something receives what is for others, too."""
@@ -129,7 +155,7 @@ class AsyncCalls(Calls):
             call = self._arrived.popleft()
             self._calls[call.task_id] = call
             call.task = create_task(self._serve(call))
-            self._tasks.add(call.task)
+            self._tasks[call.task] = call
 
     def _cancel(self, task_ids: List[int], status: int) -> None:
         for task_id in task_ids:
@@ -137,8 +163,20 @@ class AsyncCalls(Calls):
             if call is not None:
                 self._give_up(call, status, {"reason": "cancelled while it ran" if call.since else "cancelled before it began"})
 
-    def _time_out(self, call: _Call) -> None:
-        self._give_up(call, _TIMED_OUT, timed_out(call.spec.timeout))
+    def _watch(self, call: _Call) -> None:
+        if self._limits is None:
+            self._limits = TimeLimits(self._on_limit)
+        self._limits.add(call.since + call.spec.timeout, call)
+
+    def _on_limit(self, call: _Call) -> None:
+        assert self._limits is not None
+        if not call.is_late:
+            call.is_late = True
+            self._limits.add(monotonic() + BLOCKED_SECONDS, call)
+            self._loop.call_soon_threadsafe(self._give_up, call, _TIMED_OUT, timed_out(call.spec.timeout))
+        elif call.is_open:
+            self._blocking = call.number
+            signal.pthread_kill(self._main, signal.SIGINT)
 
     def _give_up(self, call: _Call, status: int, details: Any) -> None:
         if not call.is_reported:
@@ -153,11 +191,8 @@ class AsyncCalls(Calls):
             self._words[STARTED] = call.number
             call.since = self._process.page.floats[SINCE] = monotonic()
             if call.spec.timeout:
-                call.timer = self._loop.call_later(call.spec.timeout, self._time_out, call)
+                self._watch(call)
             status, result = await self._evaluate(call)
-            if call.timer is not None:
-                call.timer.cancel()
-                call.timer = None
             self._finished += 1
             self._words[FINISHED] = self._finished
             if not call.is_reported:
@@ -165,7 +200,7 @@ class AsyncCalls(Calls):
         if self._objects.is_used or refs.are_used:
             self._objects.end_task(call.inputs)
         assert call.task is not None
-        self._tasks.discard(call.task)
+        del self._tasks[call.task]
         call.task = None
 
     async def _evaluate(self, call: _Call) -> Tuple[int, Any]:
@@ -177,6 +212,7 @@ class AsyncCalls(Calls):
         value: Any = None
         try:
             try:
+                call.is_open = True
                 method = process.actor.method(spec.method)  # type: ignore[union-attr]
                 if self._width > 1 and not self._is_async_method(spec.method, method):
                     return await self._evaluate_in_thread(call, method)
@@ -191,6 +227,7 @@ class AsyncCalls(Calls):
                     value = await value
                 return _OK, own_copy(process.dump(spec, value))
             finally:
+                call.is_open = False
                 arguments = keywords = value = method = None
         except ActorExit:
             self._exit(call)
@@ -199,6 +236,9 @@ class AsyncCalls(Calls):
             if call.is_reported:
                 error.__traceback__ = None
                 return _OK, b""
+            if isinstance(error, KeyboardInterrupt) and call.number in (self._words[INTERRUPT], self._blocking):
+                error.__traceback__ = None
+                return (_TIMED_OUT, timed_out(spec.timeout)) if call.is_late else (_CANCELLED, {"reason": "interrupted"})
             return process.failure(spec, error)
         finally:
             if running.children:
@@ -279,7 +319,7 @@ class AsyncCalls(Calls):
         self._loop.stop()
 
 
-async def _cancel_all(tasks: Set[asyncio.Task[Any]]) -> None:
+async def _cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     others = [task for task in tasks if task is not asyncio.current_task()]
     for task in others:
         task.cancel()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
 import time
-from typing import List
+from typing import Any, List
 
 from gpumesh.runtime.actor_exit import exit_actor
 
@@ -54,3 +55,30 @@ class Leaving(Counter):
             exit_actor()
         except Exception:  # What every second method has must not keep an actor alive.
             print("not to be caught")
+
+
+class Meeting:
+    """Calls that wait for each other."""
+
+    def __init__(self, parties: int) -> None:
+        self.barrier = threading.Barrier(parties)
+        self.order: Any = []
+        self.here = self.most = 0
+        self.lock = threading.Lock()
+
+    def meet(self) -> str:
+        self.barrier.wait(20)
+        return threading.current_thread().name
+
+    def count(self, number: int) -> int:
+        with self.lock:
+            self.order.append(number)
+            self.here += 1
+            self.most = max(self.most, self.here)
+        time.sleep(0.002)
+        with self.lock:
+            self.here -= 1
+        return number
+
+    def counted(self) -> Any:
+        return self.order, self.most

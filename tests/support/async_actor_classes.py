@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import time
 from typing import Any, AsyncIterator, Iterator, List
 
 from gpumesh.runtime.actor_exit import exit_actor
@@ -83,3 +85,19 @@ class Mixed(Counter):
         for number in range(end):
             await asyncio.sleep(0)
             yield number
+
+
+class Blocking:
+    """Its methods do not care for the loop."""
+
+    def block(self, path: str = "") -> None:
+        print("begun", flush=True)
+        while not os.path.exists(path):
+            time.sleep(0.005)
+
+    async def block_inside(self) -> None:
+        await asyncio.sleep(0)
+        self.block()
+
+    async def work(self) -> str:
+        return "done"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Callable, Iterator
 
 import pytest
@@ -14,7 +15,7 @@ from gpumesh.runtime.page import CONCURRENT
 from gpumesh.serialization import values
 from gpumesh.serialization.exceptions import load_exception
 from tests.support.actor_site import ActorSite, sites
-from tests.support.async_actor_classes import Mixed, Room
+from tests.support.async_actor_classes import Blocking, Mixed, Room
 
 Make = Callable[[], ActorSite]
 
@@ -69,6 +70,36 @@ def test_a_call_that_runs_too_long_is_cancelled(make: Make) -> None:
     status, details = site.outcome(site.call("wait", "a", timeout=0.05))
     assert (status, details["seconds"]) == (Status.TIMED_OUT, 0.05)
     assert site.ask("seen") == ["a", "cancelled"]
+
+
+@pytest.mark.parametrize("method", ["block", "block_inside"])
+def test_a_call_that_blocks_the_loop_is_interrupted(make: Make, method: str) -> None:
+    site = make().create(Blocking).ready()
+    blocking, other = site.call(method), site.call("work")
+    site.out_line()
+    site.cancel(blocking)
+    site.interrupt(2)
+    assert site.outcome(blocking) == (Status.CANCELLED, {"reason": "interrupted"})
+    assert site.value(other) == "done"
+
+
+def test_a_call_that_blocks_the_loop_when_its_time_is_up_is_interrupted(make: Make) -> None:
+    site = make().create(Blocking).ready()
+    blocking, other = site.call("block", timeout=0.05), site.call("work", timeout=30.0)
+    status, details = site.outcome(blocking)
+    assert (status, details["seconds"]) == (Status.TIMED_OUT, 0.05)
+    assert site.value(other) == "done"
+
+
+def test_an_interrupt_for_another_call_does_not_hit_the_one_that_blocks(make: Make, tmp_path: Path) -> None:
+    site = make().create(Blocking).ready()
+    blocking, other = site.call("block", str(tmp_path / "gate")), site.call("work")
+    site.out_line()
+    site.cancel(other)
+    site.interrupt(3)
+    (tmp_path / "gate").touch()
+    assert site.value(blocking) is None
+    assert site.outcome(other)[0] in (Status.CANCELLED, Status.OK)
 
 
 def test_whatever_is_raised_is_the_end_of_its_call_only(make: Make) -> None:

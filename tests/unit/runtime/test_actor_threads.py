@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Callable, Iterator
 
 import pytest
 
@@ -15,7 +14,7 @@ from gpumesh.model.payloads import Bundle
 from gpumesh.runtime.page import CONCURRENT, STARTED
 from gpumesh.serialization import values
 from gpumesh.serialization.exceptions import load_exception
-from tests.support.actor_classes import Counter, Leaving
+from tests.support.actor_classes import Counter, Leaving, Meeting
 from tests.support.actor_site import ActorSite, sites
 from tests.support.processes import until
 
@@ -25,33 +24,6 @@ Make = Callable[[], ActorSite]
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
     yield from sites(tmp_path_factory.mktemp("segments"))
-
-
-class Meeting:
-    """Calls that wait for each other."""
-
-    def __init__(self, parties: int) -> None:
-        self.barrier = threading.Barrier(parties)
-        self.order: Any = []
-        self.here = self.most = 0
-        self.lock = threading.Lock()
-
-    def meet(self) -> str:
-        self.barrier.wait(20)
-        return threading.current_thread().name
-
-    def count(self, number: int) -> int:
-        with self.lock:
-            self.order.append(number)
-            self.here += 1
-            self.most = max(self.most, self.here)
-        time.sleep(0.002)
-        with self.lock:
-            self.here -= 1
-        return number
-
-    def counted(self) -> Any:
-        return self.order, self.most
 
 
 def test_as_many_calls_run_at_once_as_the_plan_allows(make: Make) -> None:
