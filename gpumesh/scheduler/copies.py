@@ -76,6 +76,7 @@ def choose_copies(
     """
     candidates: Dict[int, _Candidate] = {}
     idle: Dict[Worker, int] = {}
+    waiting: List[int] = []
     seen = 0
     for worker in workers:
         if worker in group.workers and worker.has_room(group) and not worker.is_installing(group):
@@ -83,13 +84,10 @@ def choose_copies(
         for task_id, batch in worker.running():
             seen += 1
             spec = batch.spec
-            if (
-                spec.group is not group
-                or not spec.is_repeatable
-                or not spec.function.is_known
-                or task_id in unwanted
-                or batch.waiting >= 0
-            ):
+            if spec.group is not group or not spec.is_repeatable or not spec.function.is_known or task_id in unwanted:
+                continue
+            if batch.waiting >= 0:
+                waiting.append(task_id)
                 continue
             remaining = worker.remaining(batch, now)
             found = candidates.get(task_id)
@@ -102,6 +100,8 @@ def choose_copies(
             found.ran = max(found.ran, ran)
             if spec.function.is_measured_on(worker.id):
                 found.shown = max(found.shown, ran / worker.seconds(spec))
+    for task_id in waiting:
+        candidates.pop(task_id, None)  # It waits for others, and another attempt would wait for the same.
     if not idle or not candidates:
         return Copies([], None, seen)
     order = sorted(candidates.values(), key=lambda candidate: -candidate.remaining)

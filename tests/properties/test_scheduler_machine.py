@@ -19,6 +19,7 @@ from gpumesh.model.resources import DeviceFacts, Requirement, WorkerFacts
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.scheduler import actions as act
 from gpumesh.scheduler import events as ev
+from gpumesh.scheduler import states
 from gpumesh.scheduler.invariants import check
 from gpumesh.scheduler.states import TaskState
 from tests.support.virtual_mesh import Attempt, Life, VirtualMesh, VirtualWorker
@@ -49,6 +50,11 @@ SPECS = [
     TaskSpec(b"q" * 16, "actor on a card", Requirement("gpu", gpus=0.25), retries=0),
     TaskSpec(b"r" * 16, "with pauses", backoff=0.5),
     TaskSpec(b"r" * 16, "with long pauses", priority=1, retries=9, backoff=20.0),
+    TaskSpec(b"s" * 16, "inside", depth=1),
+    TaskSpec(b"s" * 16, "inside that", depth=2, retries=0),
+    TaskSpec(b"t" * 16, "inside, wide", Requirement(cores=3), depth=1, idempotent=True),
+    TaskSpec(b"u" * 16, "inside, on a card", Requirement("gpu", gpus=1.0), depth=1),
+    TaskSpec(b"u" * 16, "inside that, on a part", Requirement("gpu", gpus=0.5), depth=2),
 ]
 COPIED = [index for index, spec in enumerate(SPECS) if spec.idempotent and spec.retries]
 ENDS = [Status.OK] * 6 + [Status.RAISED, Status.RETRYABLE, Status.CRASHED, Status.TIMED_OUT, Status.HANDED_BACK]
@@ -116,7 +122,7 @@ OBJECTS = {1: 1000, 2: 700_000, 3: 2 << 20, 4: 100 << 20, 5: 5 << 30}
 class SchedulerMachine(RuleBasedStateMachine):
     """Draws what happens; the virtual mesh does it and knows what must not follow."""
 
-    steps = copies = leases = 0  # Of all runs.
+    steps = copies = leases = waits = 0  # Of all runs.
 
     def __init__(self) -> None:
         super().__init__()
@@ -327,6 +333,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         for worker in list(self.mesh.workers.values()):
             self.mesh.report(worker, [(a, Status.OK) for a in worker.running() if not self.is_actor(a)], seconds)
 
+    @precondition(lambda self: any(worker.running() for worker in self.mesh.workers.values()))
+    @rule(picks=st.lists(PICK, min_size=1, max_size=3))
+    def begin_to_wait_or_go_on(self, picks: List[int]) -> None:
+        for pick in picks:
+            both = [(w, a) for w in self.mesh.workers.values() for a in w.running()]
+            if both:
+                worker, attempt = chosen(both, pick)
+                SchedulerMachine.waits += not attempt.is_waiting
+                self.mesh.wait_or_go_on(worker, attempt)
+
     @precondition(lambda self: any(self.is_actor(a) for worker in self.mesh.workers.values() for a in worker.running()))
     @rule(pick=PICK)
     def stop_an_actor(self, pick: int) -> None:
@@ -398,8 +414,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(240)
-def test_anything_may_happen_in_any_order() -> None:
-    SchedulerMachine.steps = SchedulerMachine.copies = SchedulerMachine.leases = 0
+def test_anything_may_happen_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "MAX_WAITING_PER_SLOT", 1)
+    SchedulerMachine.steps = SchedulerMachine.copies = SchedulerMachine.leases = SchedulerMachine.waits = 0
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
@@ -413,3 +430,4 @@ def test_anything_may_happen_in_any_order() -> None:
     assert SchedulerMachine.steps >= STEPS
     assert SchedulerMachine.copies > 50, "second copies were hardly ever made"
     assert SchedulerMachine.leases > 1000, "cards were hardly ever used"
+    assert SchedulerMachine.waits > 500, "tasks hardly ever waited for others"

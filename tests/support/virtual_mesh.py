@@ -44,6 +44,7 @@ class Attempt:
         self.number = number
         self.lease = lease
         self.is_running = False
+        self.is_waiting = False  # For other tasks: it runs, and takes no slot.
 
     @property
     def key(self) -> Tuple[int, int]:
@@ -79,7 +80,8 @@ class VirtualWorker:
         """Start what can be started."""
         if self.facts.problem:
             return
-        free = self.facts.slots - sum(attempt.is_running and not attempt.lease for attempt in self.attempts.values())
+        takes = [attempt for attempt in self.attempts.values() if attempt.is_running and not attempt.lease]
+        free = self.facts.slots - sum(not attempt.is_waiting for attempt in takes)
         busy = {attempt.lease for attempt in self.attempts.values() if attempt.is_running and attempt.lease}
         for attempt in self.attempts.values():
             if attempt.is_running:
@@ -243,6 +245,16 @@ class VirtualMesh:
             self.handle(ev.AttemptsFinished(worker.id, results))
             worker.start()
 
+    def wait_or_go_on(self, worker: VirtualWorker, attempt: Attempt) -> None:
+        """A task begins to wait for others, or goes on; what was sent behind one that has cards goes back."""
+        attempt.is_waiting = not attempt.is_waiting
+        worker.start()
+        self.handle(ev.TasksWait(worker.id, [attempt.key], attempt.is_waiting))
+        behind = [other for other in worker.waiting() if attempt.lease and other.lease == attempt.lease]
+        if attempt.is_waiting and behind:
+            self.report(worker, [(other, Status.NOT_RUN) for other in behind], 0.0)
+        worker.start()
+
     def obey(self, worker: VirtualWorker) -> None:
         """The oldest recall has reached the worker."""
         attempts, kill = worker.recalls.popleft()
@@ -344,6 +356,10 @@ class VirtualMesh:
         lease = (action.cards, action.ordinal)
         self.leases += 1
         needs = {held.lease: held.life.spec.requirement for held in worker.attempts.values() if held.lease}
+        lent = {
+            held.lease: held.life.spec.depth for held in worker.attempts.values() if held.lease and held.is_waiting
+        }  # To deeper tasks.
+        assert lease not in lent, "behind a task that may wait for just this one"
         if lease in needs:
             assert needs[lease] == need, "two needs under one lease"
             return lease
@@ -356,7 +372,9 @@ class VirtualMesh:
             kind, _, index = need.device.partition(":")
             assert kind in ("", "gpu", card.kind)
             assert not index or card.index == int(index)
-            beside = [other for (keys, _), other in needs.items() if key in keys]
+            beside = [
+                other for own, other in needs.items() if key in own[0] and lent.get(own, action.spec.depth) >= action.spec.depth
+            ]
             assert not (beside and need.gpus >= 1), "a whole card that others are on"
             assert all(other.gpus < 1 for other in beside), "a card that another has whole"
             everyone = [*beside, need]
