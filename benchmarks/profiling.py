@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from benchmarks import processes
 from benchmarks.actors import CHILD_SECONDS, CHILDREN
-from benchmarks.functions import echo, nap, noop, parent
+from benchmarks.functions import echo, nap, new_array, noop, parent
 from benchmarks.systems import System, create, module_of
 from benchmarks.table import aligned, number
 from benchmarks.workloads import NAP_SECONDS, PAD_BYTES, warm_up
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 KERNEL_NAMES = (
     *("noop_latency", "noop_throughput", "small_args", "first_result", "many_pending", "idle_memory"),
-    *("actor_latency", "actor_throughput", "actor_stream", "nested"),
+    *("actor_latency", "actor_throughput", "actor_array", "actor_stream", "nested"),
 )
 
 
@@ -107,9 +107,11 @@ def kernels(system: System, through: str) -> Dict[str, Kernel]:
 def actor_kernels(system: Any, through: str) -> Dict[str, Kernel]:
     """The same with an actor; there is one way only."""
     (actor,) = system.create_actors(1)
+    array = new_array(1)
     return {
         "actor_latency": lambda: len(system.timed_calls(actor, "noop", range(1000), seconds=60.0).seconds),
         "actor_throughput": lambda: len(system.call_all(actor, "noop", range(10_000))),
+        "actor_array": lambda: len(system.call_all(actor, "total", [array] * 100)),
         "actor_stream": lambda: sum(1 for _ in system.stream_of_actor(actor, 10_000)),
     }
 

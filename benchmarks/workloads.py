@@ -239,8 +239,8 @@ WORKLOADS: Dict[str, Workload] = {
     "actor_latency": Workload(actor_latency, Size({"*": 3000}, {"*": 300, "dask": 100}), 60.0, systems=(*ACTORS, "pyro5")),
     "actor_throughput": Workload(
         actor_throughput,
-        Size({"*": 20_000, "ray": 5000, "dask": 2000}, {"*": 5000, "ray": 1000, "dask": 300}),
-        90.0,
+        Size({"*": 20_000, "ray": 5000, "xoscar": 10_000, "dask": 2000}, {"*": 5000, "ray": 1000, "dask": 300}),
+        120.0,
         systems=(*ACTORS, "pyro5"),
     ),
     "actor_create": Workload(actor_create, Size({"*": 20}, {"*": 4}), 90.0, systems=ACTORS),

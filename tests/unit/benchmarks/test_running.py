@@ -68,6 +68,14 @@ def test_values_go_through_a_real_mesh(workload: str) -> None:
     assert all(value > 0 for value in run.metrics.values())
 
 
+@pytest.mark.parametrize("workload", ["actor_array", "actor_stream", "nested"])
+def test_actors_and_nested_tasks_run_on_a_real_mesh(workload: str) -> None:
+    run = run_once(workload, "gpumesh", 0, quick=True)
+
+    assert (run.error, run.left_behind) == ("", [])
+    assert all(value > 0 for value in run.metrics.values())
+
+
 def test_a_workload_runs_only_on_the_systems_that_have_such_a_thing(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: List[Tuple[str, str]] = []
 
