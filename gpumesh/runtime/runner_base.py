@@ -11,6 +11,7 @@ import io
 import os
 import socket
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from gpumesh.errors import MeshError
@@ -117,6 +118,7 @@ class TaskProcess:
         self._specs: Dict[int, KnownSpec] = {}
         self._device: Optional[TaskDevice] = None  # Once there is a task for one.
         self._streams: Optional[RunnerStreams] = None  # Once there is a generator.
+        self._making = threading.Lock()
         self.has_written = False  # Since the results that were sent last.
 
     def _on_tasks(self, spec: KnownSpec, tasks: Any) -> None:
@@ -200,7 +202,9 @@ class TaskProcess:
         if self._streams is None:
             from gpumesh.runtime.runner_streams import RunnerStreams
 
-            self._streams = RunnerStreams(self._channel, self._page.floats)
+            with self._making:
+                if self._streams is None:  # Another thread may have been faster.
+                    self._streams = RunnerStreams(self._channel, self._page.floats)
         return self._streams
 
     def _dump_item(self, spec: KnownSpec, value: Any) -> Any:
