@@ -421,3 +421,15 @@ def test_recursion_with_an_end_ends(mesh: GPUMesh) -> None:
 
     again = accelerate(mesh)(fibonacci)
     assert again.remote(7).result(60) == 13
+
+
+def test_a_stream_that_a_task_leaves_behind_is_not_fed_any_more(mesh: GPUMesh, tmp_path: Path) -> None:
+    def leave(folder: str) -> str:
+        sys.modules["__main__"].kept = mark.map((folder, f"m{number}") for number in range(1_000_000))  # type: ignore[attr-defined]
+        until_marked(Path(folder), "m0")
+        return "left"
+
+    assert accelerate(mesh)(leave).remote(str(tmp_path)).result(SOON) == "left"
+    until(lambda: _load(mesh) == (0, 0), SOON)
+    assert add.on(mesh).remote(1, 2).result(SOON) == 3
+    assert _load(mesh) == (0, 0)
