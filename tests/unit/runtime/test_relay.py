@@ -2,60 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import os
 import socket
 import stat
 import threading
-from typing import Any, Callable, Iterator, List
+from typing import Any, Iterator, List
 
 import pytest
 
 from gpumesh.client.nested import dial_relay
 from gpumesh.errors import AuthenticationError, MeshUnavailableError
-from gpumesh.network.address import parse_address
 from gpumesh.protocol.messages import Answer, Query, RegisterClient
-from gpumesh.runtime.relay import WRITE_HIGH_BYTES, Relay
+from gpumesh.runtime.relay import WRITE_HIGH_BYTES
 from gpumesh.runtime.relay_greeting import ANSWERED, ASKED
 from tests.support.processes import free_port, until
+from tests.support.relay_way import TOKEN, way
 from tests.unit.client.fake_mesh import FakeMesh
 
 CLIENT = 77
-TOKEN = "secret"
-
-
-class Way:
-    """A relay on a loop of its own thread."""
-
-    def __init__(self, port: int, token: str = TOKEN) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
-        self.relay = self.call(lambda: Relay(self.loop, parse_address(f"127.0.0.1:{port}"), token))
-        self.path: str = self.call(lambda: self.relay.path)
-
-    def call(self, act: Callable[[], Any]) -> Any:
-        async def run() -> Any:
-            return act()
-
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
-
-    def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.relay.close(), self.loop).result(10)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
-        self.loop.close()
-
-
-@contextlib.contextmanager
-def way(port: int, token: str = TOKEN) -> Iterator[Way]:
-    made = Way(port, token)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def talk(path: str, client: int = CLIENT) -> Any:
