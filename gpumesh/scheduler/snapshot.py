@@ -94,7 +94,8 @@ def _waiting_view(group: Group, lane: Lane, workers: Sequence[Worker]) -> Dict[s
 def _worker_view(worker: Worker) -> Dict[str, Any]:
     facts = worker.facts
     device = best_device(facts)
-    running = len(worker.executing())
+    executing = len(worker.executing())
+    waiting = sum(batch.waiting >= 0 for batch in worker.assigned.values()) if worker.waits else 0
     view = facts_as_dict(facts)
     usage = {each.key: each for each in worker.cards.usage()} if worker.cards is not None else {}
     view["devices"] = [device_view(each, usage.get(each.key), worker.readings.get(each.key)) for each in facts.devices]
@@ -107,8 +108,9 @@ def _worker_view(worker: Worker) -> Dict[str, Any]:
         alive=worker.away_until is None,
         lost="" if worker.away_until is None else worker.away_reason,
         draining=worker.is_draining,
-        running=running,
-        queued=len(worker.assigned) - running,
+        running=executing - waiting,
+        queued=len(worker.assigned) - executing,
+        waiting=waiting,
         done=worker.done,
         crashed=worker.crashed,
         round_trip=worker.round_trip,
@@ -119,7 +121,7 @@ def _worker_view(worker: Worker) -> Dict[str, Any]:
 def gone_view(worker: Worker, reason: str) -> Dict[str, Any]:
     """A worker that was lost, as it was: not alive, and `lost` says why."""
     view = _worker_view(worker)
-    view.update(alive=False, lost=reason, running=0, queued=0)
+    view.update(alive=False, lost=reason, running=0, queued=0, waiting=0)
     return view
 
 
