@@ -30,7 +30,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from gpumesh.config import INLINE_VALUE_BYTES
 from gpumesh.model.outcomes import Status
 from gpumesh.model.tasks import TaskSpec
-from gpumesh.protocol.messages import ActorReady, CancelCalls, EndActor, RunnerReady, TasksFinished
+from gpumesh.protocol.messages import ActorReady, CancelCalls, DefineSpec, EndActor, RunnerReady, TasksFinished
 from gpumesh.runtime import actor_exit, nesting
 from gpumesh.runtime.actor_calls import Actor, Arrived, Calls, has_async_methods, is_retryable, own_copy, report_problem
 from gpumesh.runtime.page import FINISHED, INTERRUPT, SENT, SINCE, STARTED, Page
@@ -268,6 +268,8 @@ class ActorProcess(TaskProcess):
             self.end(_CANCELLED, {"reason": "ended"})
         else:
             super()._on_message(kind, message)
+            if kind is DefineSpec and self._creation is not None:
+                self._specs[message.number].need = self._creation[0].need  # What its calls have was asked for once.
 
     def _cancel(self, message: CancelCalls) -> None:
         if self._calls is not None:

@@ -144,3 +144,32 @@ def test_on_a_card_the_error_says_what_was_asked_of_it(tmp_path: Path) -> None:
         site.join([card(0, "NVIDIA A100-SXM4-40GB", 40960)])
         with pytest.raises(torch.OutOfMemoryError, match=r"full asked for room on a GPU 'a100' with 4 GB; ask for more with"):
             accelerate(site.mesh, gpu="A100", memory="4GB")(full).remote().result(60)
+
+
+class Model:
+    """An actor that says where things are."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def devices(self, batch: Any) -> List[str]:
+        return [str(self.model.weight.device), str(batch.device)]
+
+    def tensor(self) -> Any:
+        return self.model.weight
+
+    def fill(self) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 5 bytes.")
+
+
+def test_what_an_actor_gets_is_on_its_device(mesh: GPUMesh) -> None:
+    actor = mesh.actor(Model).remote(torch.nn.Linear(2, 2))
+    assert actor.devices.remote(torch.ones(2)).result(60) == ["meta", "meta"]
+    assert actor.devices.remote(torch.ones(300_000)).result(60) == ["meta", "meta"]
+
+    actor = mesh.actor(Model, memory="1MB").remote(torch.nn.Linear(2, 2))
+    assert "fill asked for 1 MB of memory" in str(actor.fill.remote().exception(60))
+
+    elsewhere = mesh.actor(Model, place=False).remote(torch.nn.Linear(2, 2))
+    assert elsewhere.devices.remote(torch.ones(2)).result(60) == ["cpu", "cpu"]
+    assert elsewhere.tensor.remote().result(60).shape == (2, 2)
