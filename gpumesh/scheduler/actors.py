@@ -354,13 +354,14 @@ class Actors(Calls):
             }
             if type(cause) is bytes:
                 details["cause"] = cause
-            end_status = _CANCELLED if actor.state is ActorState.ENDING else status
+            was_told = actor.state is ActorState.ENDING
+            end_status = _CANCELLED if was_told else status
             self._end_actor(
                 actor,
                 end_status,
                 details,
                 actions,
-                payload=payload if end_status == status else {"reason": text},
+                payload={"reason": text} if was_told else payload,
                 worker=worker,
                 seconds=seconds,
             )
