@@ -122,7 +122,7 @@ Result = Tuple[int, int, Any, float]
 
 class _Client:
     __slots__ = ("number", "link", "functions", "name", "missed_bytes", "unconfirmed", "confirmed_count", "kept", "answered",
-                 "has_been_here")  # fmt: skip
+                 "has_been_here", "undecided")  # fmt: skip
 
     def __init__(self, number: ClientNumber, link: Optional[PeerLink], name: str) -> None:
         self.number = number
@@ -133,6 +133,9 @@ class _Client:
         self.kept: Dict[
             int, Tuple[str, Result]
         ] = {}  # Task -> who made its result, and the result; while it is away or submits again.
+        self.undecided: Set[int] = (
+            set()
+        )  # Of the kept: ends of attempts that came before it had said whether there may be others.
         self.answered: Optional[Set[int]] = None  # While it submits again: tasks whose results were sent meanwhile.
         self.missed_bytes = 0  # Of task output, since it was last told.
         self.functions: Set[bytes] = set()
@@ -1022,6 +1025,7 @@ class Coordinator:
         client = self._addressee(action.client)
         assert client is not None
         self._keep(client, action.worker, action.result)
+        client.undecided.add(action.result[0])
         self._wanted.append((action.result,))
 
     def _addressee(self, number: ClientNumber) -> Optional[_Client]:
@@ -1033,6 +1037,7 @@ class Coordinator:
 
     def _drop_kept(self, client: _Client, task_id: int) -> Tuple[str, Result]:
         """A kept result is sent, or nobody wants it."""
+        client.undecided.discard(task_id)
         ident, result = client.kept.pop(task_id)
         if type(result[2]) is not bytes and result[1] == _OK:
             self._objects.ungrant_result(_keeper(client), result[2])
@@ -1057,7 +1062,7 @@ class Coordinator:
             kept = client.kept.get(task_id)
             if kept is not None:
                 ident, result = kept
-                if is_final or result[1] not in _TRIED_AGAIN:
+                if is_final or result[1] not in _TRIED_AGAIN or task_id not in client.undecided:
                     kept_ids.append(task_id)
                     if is_stream and WorkerId(ident) in self._workers:
                         self._streams.send_all_before(task_id, ident)
@@ -1083,6 +1088,7 @@ class Coordinator:
         assert client.link is not None
         for result in results:
             del client.kept[result[0]]
+            client.undecided.discard(result[0])
             if type(result[2]) is not bytes and result[1] == _OK:
                 self._objects.grant_result(client.number, result[2])
                 self._objects.ungrant_result(_keeper(client), result[2])

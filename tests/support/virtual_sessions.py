@@ -95,6 +95,7 @@ class _Session:
         self.unconfirmed: Deque[Tuple[str, Sequence[Result]]] = deque()
         self.confirmed = 0
         self.kept: Dict[int, Tuple[str, Result]] = {}
+        self.undecided: Set[int] = set()
         self.answered: Optional[Set[int]] = None
 
     def send(self, ident: str, results: Sequence[Result]) -> None:
@@ -152,6 +153,7 @@ class Coordinator:
             elif kind is act.Keep:
                 session = self.sessions.setdefault(action.client, _Session())
                 session.kept[action.result[0]] = (action.worker, action.result)
+                session.undecided.add(action.result[0])
                 self.wanted.append((action.result,))
             elif kind is act.WorkerGone:
                 self.links.pop(action.worker, None)
@@ -231,7 +233,7 @@ class Coordinator:
             kept = session.kept.pop(task_id, None)
             if kept is not None:
                 ident, result = kept
-                if SPECS[spec].retries == 0 or result[1] not in TRIED_AGAIN:
+                if SPECS[spec].retries == 0 or result[1] not in TRIED_AGAIN or task_id not in session.undecided:
                     answered.append(task_id)
                     session.send(ident, [result])
                     continue
