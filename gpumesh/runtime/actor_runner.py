@@ -30,7 +30,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from gpumesh.config import INLINE_VALUE_BYTES
 from gpumesh.model.outcomes import Status
 from gpumesh.model.tasks import TaskSpec
-from gpumesh.protocol.messages import ActorReady, CancelCalls, DefineSpec, EndActor, RunnerReady, TasksFinished
+from gpumesh.protocol.messages import ActorReady, CancelCalls, DefineSpec, EndActor, RunnerReady, RunTasks, TasksFinished
 from gpumesh.runtime import actor_exit, nesting
 from gpumesh.runtime.actor_calls import Actor, Arrived, Calls, has_async_methods, is_retryable, own_copy, report_problem
 from gpumesh.runtime.page import FINISHED, INTERRUPT, SENT, SINCE, STARTED, Page
@@ -181,6 +181,7 @@ class ActorProcess(TaskProcess):
 
     def close(self) -> None:
         """Run what the class wants to be run at its end, on no loop."""
+        nesting.call.set(None)
         if self.actor is None:
             return
         try:
@@ -260,7 +261,9 @@ class ActorProcess(TaskProcess):
             self._calls.arrive(arrived)
 
     def _on_message(self, kind: Any, message: Any) -> None:
-        if kind is CancelCalls:
+        if kind is RunTasks:
+            self._on_tasks(self._specs[message.spec], message.tasks)
+        elif kind is CancelCalls:
             self.orders += 1
             self._cancel(message)
         elif kind is EndActor:

@@ -171,7 +171,6 @@ class SerialCalls(Calls):
                 status, result = process.failure(spec, error)
         if call.children:
             nesting.ended(call)
-        nesting.call.set(None)
         if objects.is_used or refs.are_used:
             objects.end_task()
         seconds = monotonic() - started
