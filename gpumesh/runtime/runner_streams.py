@@ -111,7 +111,7 @@ class RunnerStreams:
         self._channel = channel
         self._clock = clock
         self._streams: Dict[int, _Stream] = {}
-        self._late: Optional[_LateValues] = None
+        self._late = _LateValues(self._streams, self._send)
 
     def on_credit(self, message: StreamCredit) -> None:
         """More may be sent."""
@@ -293,8 +293,6 @@ class RunnerStreams:
             ):
                 self._send(stream)
                 return
-        if self._late is None:
-            self._late = _LateValues(self._streams, self._send)
         self._late.wake()
 
     def _send(self, stream: _Stream) -> None:

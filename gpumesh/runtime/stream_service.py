@@ -69,6 +69,7 @@ class StreamService:
             or type(message.attempt) is not int
             or type(message.first) is not int
             or message.first < 0
+            or not isinstance(message.items, (list, tuple))
             or not all(map(is_payload, message.items))
         ):
             return "these are not values of a generator"

@@ -16,7 +16,7 @@ import pytest
 
 from gpumesh import GPUMesh, accelerate
 from gpumesh.config import GENERATOR_WINDOW_BYTES, GENERATOR_WINDOW_ITEMS
-from gpumesh.errors import MeshError, TaskCancelledError, TaskTimeoutError, WorkerCrashedError
+from gpumesh.errors import ActorDiedError, MeshError, TaskCancelledError, TaskTimeoutError, WorkerCrashedError
 from tests.support.processes import until
 
 SOON = 20.0
@@ -320,6 +320,105 @@ def test_a_generator_that_runs_too_long_is_timed_out(mesh: GPUMesh, tmp_path: Pa
     assert next(stream) == 0
     with pytest.raises(TaskTimeoutError):
         next(stream)
+
+
+def test_the_timeout_does_not_count_what_the_generator_waits_for_its_consumer(mesh: GPUMesh, tmp_path: Path) -> None:
+    for function in (endless, ticks):
+        path = tmp_path / function.__name__
+        stream = accelerate(mesh, timeout=1.0, retries=0)(function).remote(str(path))
+        assert next(stream) == 1
+        until(lambda: made(path) == GENERATOR_WINDOW_ITEMS, SOON, what="it waits")  # noqa: B023
+        time.sleep(1.3)
+        assert [next(stream) for _ in range(100)] == list(range(2, 102))
+        stream.close()
+
+
+# --- inside tasks
+
+
+def test_a_task_takes_values_of_another_with_one_slot_for_both() -> None:
+    with GPUMesh.local(workers=1, slots=1) as one:
+
+        @accelerate(one)
+        def doubled(count: int) -> Any:
+            for value in accelerate(numbers).remote(count):
+                yield 2 * value
+
+        @accelerate(one)
+        def total(count: int) -> int:
+            return sum(accelerate(numbers).remote(count))
+
+        assert total.remote(1000).result(SOON) == 499_500
+        assert list(doubled.remote(300)) == list(range(0, 600, 2))
+
+
+# --- methods of actors
+
+
+class Speaker:
+    """Methods that are generators, one call at a time or in threads."""
+
+    def tokens(self, count: int) -> Iterator[str]:
+        for value in range(count):
+            yield f"token {value}"
+
+    def endless(self, made: str) -> Iterator[Any]:
+        return (yield from endless(made))
+
+    def large(self, count: int) -> Iterator[Any]:
+        for value in range(count):
+            yield np.full(20_000, value)
+
+    def die(self, count: int) -> Iterator[int]:
+        yield from range(count)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def ping(self) -> str:
+        return "pong"
+
+
+class Ticker:
+    """The same on an event loop."""
+
+    async def tokens(self, count: int) -> Any:
+        for value in range(count):
+            await asyncio.sleep(0)
+            yield f"token {value}"
+
+    async def endless(self, made: str) -> Any:
+        async for value in ticks(made):
+            yield value
+
+    async def ping(self) -> str:
+        return "pong"
+
+
+@pytest.mark.parametrize(("kind", "options"), [(Speaker, {}), (Speaker, {"max_concurrency": 3}), (Ticker, {})])
+def test_methods_that_are_generators(mesh: GPUMesh, tmp_path: Path, kind: type, options: Any) -> None:
+    path = tmp_path / "made"
+    actor: Any = mesh.actor(kind, **options).remote()
+    streams = [actor.tokens.remote(300), actor.tokens.stream(300)]
+    for stream in streams:
+        assert list(stream) == [f"token {value}" for value in range(300)]
+    stream = actor.endless.stream(str(path))
+    for taken in range(1, 150):
+        assert next(stream) == taken
+        assert made(path) <= taken + GENERATOR_WINDOW_ITEMS
+    if options or kind is Ticker:
+        assert actor.ping.remote().result(SOON) == "pong"  # Meanwhile.
+    stream.close()
+    until_closed(path)
+    assert actor.ping.remote().result(SOON) == "pong"
+
+
+def test_an_actor_that_dies_ends_its_streams(mesh: GPUMesh) -> None:
+    actor: Any = mesh.actor(Speaker).remote()
+    assert [int(value[0]) for value in actor.large.stream(10)] == list(range(10))
+    stream = actor.die.stream(3)
+    found: List[int] = []
+    with pytest.raises(ActorDiedError):
+        found.extend(iter(lambda: next(stream), None))
+    assert found == list(range(len(found)))
 
 
 # --- processes that die
