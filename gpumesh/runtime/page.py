@@ -16,6 +16,7 @@ task it had started. Each word has one writer and is written by one aligned 8-by
     9     agent   ORDERS     counts what was sent to the process of an actor that it takes in before it starts another call
     10    runner  CONCURRENT 1: the process of an actor that runs calls side by side, and watches their time limits itself
     11    runner  HELD       bytes, behind the words, of results that wait for company: sent by the runner, or read when it has died
+    12    runner  WRITTEN    counts writes to sys.stdout and sys.stderr, each after it was done; not those past Python
 
 Taking back tasks that were fed but have not started is safe without a lock: the runner stores STARTED before it reads REVOKED;
 the agent stores REVOKED, waits `REVOKE_SETTLE_SECONDS` (a store is visible to another core after well under a microsecond),
@@ -32,7 +33,7 @@ from typing import Any, List, Tuple
 
 PAGE_BYTES = mmap.PAGESIZE
 
-STARTED, FINISHED, SENT, SINCE, REVOKED, INTERRUPT, FLUSH, KEPT, GROUP, ORDERS, CONCURRENT, HELD = range(12)
+STARTED, FINISHED, SENT, SINCE, REVOKED, INTERRUPT, FLUSH, KEPT, GROUP, ORDERS, CONCURRENT, HELD, WRITTEN = range(13)
 _HELD_AT = 128
 _RECORD = struct.Struct("<QIIdI")  # Task id, attempt, status, seconds, bytes of the payload that follows.
 

@@ -20,7 +20,7 @@ from gpumesh.model.resources import show_requirement
 from gpumesh.model.tasks import TaskSpec, spec_from_wire
 from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunTasks, SlotGranted, StreamCredit
 from gpumesh.runtime import nesting, system
-from gpumesh.runtime.page import Page
+from gpumesh.runtime.page import WRITTEN, Page
 from gpumesh.runtime.runner_cards import DEVICE
 from gpumesh.runtime.runner_channel import RunnerChannel
 from gpumesh.runtime.runner_objects import RunnerObjects
@@ -55,6 +55,7 @@ class _Output(io.RawIOBase):
         total = len(view)
         while len(view):
             view = view[os.write(self._fd, view) :]
+        self._process.count_write()
         return total
 
 
@@ -121,6 +122,10 @@ class TaskProcess:
         self._making = threading.Lock()
         self.has_written = False  # Since the results that were sent last.
 
+    def count_write(self) -> None:
+        """Something was written to a standard stream."""
+        self._words[WRITTEN] += 1
+
     def _on_tasks(self, spec: KnownSpec, tasks: Any) -> None:
         """These are to run, in this order: (task id, attempt, payload)."""
         raise NotImplementedError
@@ -177,6 +182,7 @@ class TaskProcess:
             words = f"gpumesh: tensors in the result of {spec.name} were on {device} and come back on the CPU"
             self.has_written = True
             os.write(2, f"{words}; return tensor.cpu() to say so yourself\n".encode())
+            self.count_write()
 
     def _dump_from(self, device: TaskDevice, spec: KnownSpec, value: Any) -> Any:
         """The result of a task on a device, once that has finished; its tensors are on the CPU, or remember where they were."""

@@ -12,7 +12,7 @@ import pytest
 from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import Bundle
 from gpumesh.runtime.actor_exit import exit_actor
-from gpumesh.runtime.page import CONCURRENT, FINISHED, FLUSH, SENT, STARTED
+from gpumesh.runtime.page import CONCURRENT, FINISHED, FLUSH, SENT, STARTED, WRITTEN
 from gpumesh.serialization import values
 from gpumesh.serialization.exceptions import load_exception
 from tests.support.actor_classes import Counter, Leaving
@@ -304,3 +304,17 @@ def test_what_has_returned_is_not_lost_when_the_next_call_takes_the_process_down
     known = {task_id: site.value(task_id) for task_id in site.results_seen}
     assert {**known, **held} == {task_id: number for number, task_id in enumerate(ids[:10])}
     assert held, "the last results waited for company"
+
+
+def test_the_page_tells_that_something_was_written(make: Make) -> None:
+    class Talking:
+        def say(self, text: str) -> None:
+            print(text)
+
+    site = make().create(Talking).ready()
+    before = site.page.words[WRITTEN]
+    site.ask("say", "")
+    assert site.page.words[WRITTEN] > before
+    now = site.page.words[WRITTEN]
+    site.ask("__ready__")
+    assert site.page.words[WRITTEN] == now
