@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import pickle
 import socket
@@ -148,7 +149,11 @@ def test_it_waits_when_a_window_is_under_way(process: Process) -> None:
             count += 1
             yield count
 
-    thread = threading.Thread(target=lambda: process.streams.run(TASK, ATTEMPT, endless(), pickle.dumps), daemon=True)
+    def run() -> None:
+        with contextlib.suppress(TaskCancelledError):
+            process.streams.run(TASK, ATTEMPT, endless(), pickle.dumps)
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     until(lambda: len(process.values) == GENERATOR_WINDOW_ITEMS, SOON)
     process.credit(GENERATOR_WINDOW_ITEMS + 10)
