@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from gpumesh.runtime.pool import RunnerPool
 
 _ACTOR = TaskSpec._fields.index("actor")
-_TIMEOUT, _RETRIES = TaskSpec._fields.index("timeout"), TaskSpec._fields.index("retries")
+_TIMEOUT = TaskSpec._fields.index("timeout")
 _EXPECTED = object()  # In the place of a payload whose inputs are not here.
 
 Held = Tuple[Tuple[Any, ...], Tuple[str, ...], int, List[Key]]
@@ -103,7 +103,7 @@ class ActorPool(ProcessUser):
         actor = spec[_ACTOR]
         self._callees[number] = actor
         if actor:
-            self.local.on_call_spec(number, CallFacts(actor, float(spec[_TIMEOUT]), spec[_RETRIES] != 0))
+            self.local.on_call_spec(number, CallFacts(actor, float(spec[_TIMEOUT])))
         else:
             self.local.on_creation_spec(number, CreationFacts(local.Kind(threads, environment), slots))
 

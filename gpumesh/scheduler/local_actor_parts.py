@@ -77,7 +77,6 @@ class CallFacts(NamedTuple):
 
     actor: int
     timeout: float = 0.0  # Seconds of run time; 0: none.
-    is_held: bool = False  # Its result may wait in the process for company.
 
 
 class Call:

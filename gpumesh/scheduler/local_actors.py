@@ -530,11 +530,9 @@ class LocalActors:
             self._look_out(resident, now)
 
     def _look_out(self, resident: Resident, now: float) -> None:
-        """Results may be held up in the process behind a long call."""
+        """Results wait in the process for company, and may be held up there behind a long call."""
         if len(resident.sent) > 1 and not resident.is_side_by_side:
-            first = next(iter(resident.sent.values()))
-            if self._calls[first.spec].is_held:
-                self._check_by(resident, now + FEED_STUCK_SECONDS)
+            self._check_by(resident, now + FEED_STUCK_SECONDS)
 
     def _check_by(self, resident: Resident, when: float) -> None:
         if not resident.check_at or when < resident.check_at:

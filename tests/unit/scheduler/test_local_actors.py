@@ -47,7 +47,7 @@ CRASHED = int(Status.CRASHED)
 HANDED_BACK = int(Status.HANDED_BACK)
 
 ACTOR = 7
-CREATION, CALL, OTHER, SHORT, HELD, WIDE, PACKED = range(7)
+CREATION, CALL, OTHER, SHORT, WIDE, PACKED = range(6)
 DEATH = {"exit": -9, "stderr": "oh no"}
 
 
@@ -63,7 +63,6 @@ class ActorsUnderTest:
         self.local.on_call_spec(CALL, CallFacts(ACTOR))
         self.local.on_call_spec(OTHER, CallFacts(ACTOR))
         self.local.on_call_spec(SHORT, CallFacts(ACTOR, timeout=2.0))
-        self.local.on_call_spec(HELD, CallFacts(ACTOR, is_held=True))
         self.runner = 0
 
     def create(self, spec: int = CREATION, **options: Any) -> List[Any]:
@@ -410,6 +409,7 @@ def test_a_call_that_runs_is_interrupted(worker: ActorsUnderTest) -> None:
     actions = worker.ended((10, CANCELLED))
     assert actions == [Report([(10, 1, CANCELLED, {"reason": "cancelled while it ran"}, 0.5)])]
     assert told(worker.ended((11, OK))) == [(11, OK)]
+    assert Kill(1) not in worker.later(CANCEL_GRACE_SECONDS), "its actor is not killed for it any more"
 
 
 def test_one_that_does_not_heed_the_interrupt_takes_its_actor_along(worker: ActorsUnderTest) -> None:
@@ -481,6 +481,7 @@ def test_side_by_side_force_gives_a_call_up_at_once(worker: ActorsUnderTest) -> 
 def test_a_time_limit_counts_from_the_start_in_the_process(worker: ActorsUnderTest) -> None:
     worker.live()
     worker.call(10, 11, spec=SHORT)
+    assert worker.page(2, 1) == [], "a first look, whether results are held up"
     assert worker.local.next_deadline() == 102.0
     assert worker.page(2, 1, since=101.5) == []
     assert worker.local.next_deadline() == pytest.approx(103.5)
@@ -504,6 +505,7 @@ def test_after_its_time_a_call_that_goes_on_takes_its_actor_along(worker: Actors
 def test_the_interrupt_comes_too_late_for_a_call_that_has_just_ended(worker: ActorsUnderTest) -> None:
     worker.live()
     worker.call(10, 11, spec=SHORT)
+    worker.page(2, 1)
     assert worker.page(2, 1) == [Interrupt(1, 2)]
     assert worker.page(3, 2, since=102.0) == [], "its result is on the way"
     assert told(worker.ended((10, CANCELLED))) == [(10, TIMED_OUT)]
@@ -519,7 +521,7 @@ def test_side_by_side_the_process_watches_time_limits(worker: ActorsUnderTest) -
 
 def test_a_result_that_waits_behind_a_long_call_is_asked_for(worker: ActorsUnderTest) -> None:
     worker.live()
-    worker.call(10, 11, spec=HELD)
+    worker.call(10, 11)
     assert worker.page(3, 2, sent=1, since=100.0) == [AskResults(1)]
     worker.ended((10, OK))
     assert worker.local.next_deadline() is None, "the one that is left holds nothing up"
@@ -552,6 +554,16 @@ def test_it_ends_after_the_call_that_runs(worker: ActorsUnderTest, ends: str) ->
     assert dropped(again) == [ACTOR]
     worker.local.accept(frozenset(("gpu-a",)) if ends == "hand back its card" else None)
     assert bool(told(worker.create(cards=("gpu-a",)))) is (ends == "drain")
+
+
+def test_one_that_takes_too_long_to_close_after_its_last_call_is_killed(worker: ActorsUnderTest) -> None:
+    worker.live()
+    worker.call(10)
+    worker.local.drain(worker.now)
+    worker.page(2, 1)
+    worker.ended((10, OK))
+    assert worker.page(2, 2) == []
+    assert worker.later(ACTOR_CLOSE_SECONDS) == [Kill(1)]
 
 
 def test_side_by_side_it_ends_after_all_that_it_was_sent(worker: ActorsUnderTest) -> None:
