@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpumesh.client.context import current_mesh, get, put
     from gpumesh.client.decorator import accelerate
     from gpumesh.client.futures import MeshFuture
+    from gpumesh.client.item_streams import ItemStream
     from gpumesh.client.mesh import GPUMesh
     from gpumesh.client.streams import ResultStream
     from gpumesh.client.waiting import as_completed, wait
@@ -41,6 +42,7 @@ __all__ = [
     "ActorGroup",
     "ActorHandle",
     "GPUMesh",
+    "ItemStream",
     "MeshFuture",
     "ObjectRef",
     "ResultStream",
@@ -61,6 +63,7 @@ _HOMES = {
     "ActorGroup": "gpumesh.client.actor_groups",
     "ActorHandle": "gpumesh.client.actor_handle",
     "GPUMesh": "gpumesh.client.mesh",
+    "ItemStream": "gpumesh.client.item_streams",
     "MeshFuture": "gpumesh.client.futures",
     "ObjectRef": "gpumesh.serialization.refs",
     "ResultStream": "gpumesh.client.streams",
