@@ -289,14 +289,26 @@ def dial_relay(path: str, client: int, timeout: float) -> Tuple[MeshLink, Establ
         sock.settimeout(timeout)
         sock.connect(path)
         sock.sendall(ASKED.pack(os.getpid(), client))
-        status, workers, size = ANSWERED.unpack(_receive(sock, ANSWERED.size))
-        text = _receive(sock, size).decode("utf-8", "replace")
+        answer, descriptors, _, _ = socket.recv_fds(sock, ANSWERED.size, 1)
+        if descriptors:  # The coordinator's own.
+            way, sock = sock, socket.socket(fileno=descriptors[0])
+            sock.set_inheritable(False)
+        else:
+            way = sock
+        try:
+            status, workers, size, rest_size = ANSWERED.unpack(answer + _receive(way, ANSWERED.size - len(answer)))
+            text = _receive(way, size).decode("utf-8", "replace")
+            rest = _receive(way, rest_size)
+        finally:
+            if way is not sock:
+                way.close()
         if status:
             raise REFUSALS[status](f"this worker has no coordinator at the moment: {text}" if status == 1 else text)
         sock.setblocking(False)
         facts = local_facts()
         connection = Connection.relayed(role="client", mesh=text, workers=workers, now=time.monotonic(), facts=facts)
-        return MeshLink(sock, connection), Established("client", text, workers, facts), []
+        events = connection.receive_data(rest, time.monotonic())
+        return MeshLink(sock, connection), Established("client", text, workers, facts), events
     except BaseException as error:
         sock.close()
         if isinstance(error, MeshError):

@@ -1,14 +1,14 @@
 """The way from the tasks of a worker to its coordinator: a socket in a private folder, whose connections the agent dials on.
 
     runner ── pid, client number ──> relay ── handshake, as a client with the agent's token ──> coordinator
-           <── established, or why not ──
-           <══════════════ bytes, as they come, both ways ══════════════>
+           <── established, with the socket, or why not ──
+           <════════════════════════ bytes, both ways ════════════════════════>
 
 Promises:
 
 1. The token never leaves the agent; the folder and the socket are this user's alone.
-2. The end of either side is the end of the other; nothing that was sent before it is lost. Neither side is read faster than the other
-   reads.
+2. The runner is given the connected socket itself. Where that cannot be, the bytes go through the agent: the end of either side is the
+   end of the other then, nothing that was sent before it is lost, and neither side is read faster than the other reads.
 3. When a process is gone (`process_gone`), the coordinator hears a goodbye from every client that it was: what it has submitted ends
    at once, and not when the coordinator loses patience.
 """
@@ -53,9 +53,11 @@ class Relay:
     Args:
         address: The coordinator's.
         token: Its secret.
+        hands_over: Give connected sockets away, where they can be.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, token: str) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, token: str, *, hands_over: bool = True) -> None:
+        self.hands_over = hands_over
         self._loop = loop
         self._address = address
         self._token = token
@@ -260,19 +262,38 @@ class _Caller(_Side):
             dialed.end()
             return
         if error is not None:
-            self._say(REFUSALS.index(type(error)) if type(error) in REFUSALS else 1, 0, str(error))
+            self.write(_answer(REFUSALS.index(type(error)) if type(error) in REFUSALS else 1, 0, str(error)))
             self.end()
             return
         connection = dialed.connection
-        self._say(0, connection.workers, connection.mesh)
+        said = _answer(0, connection.workers, connection.mesh, connection.take_rest())
+        if self.relay.hands_over and self._hand_over(dialed, said):
+            return
         self.join(dialed)
-        self.write(connection.take_rest())
+        self.write(said)
         dialed.read(on=True)
         self.read(on=True)
 
-    def _say(self, status: int, workers: int, text: str) -> None:
-        said = text.encode("utf-8", "replace")[:1000]
-        self.write(ANSWERED.pack(status, workers, len(said)) + said)
+    def _hand_over(self, dialed: _Dialed, said: bytes) -> bool:
+        """Give the coordinator's socket to the runner; False if it cannot be given away: there is more to it than the socket."""
+        if self.transport is None or dialed.transport is None or dialed.transport.get_extra_info("sslcontext") is not None:
+            return False
+        descriptors = [os.dup(side.transport.get_extra_info("socket").fileno()) for side in (self, dialed) if side.transport]
+        with socket.socket(fileno=descriptors[0]) as ours:
+            try:
+                socket.send_fds(ours, [said], descriptors[1:])  # The first bytes on this socket: there is room.
+            except OSError as error:
+                logger.debug("a process was gone before it had its answer: %s", error)
+            finally:
+                os.close(descriptors[1])
+        self.abort()
+        dialed.abort()
+        return True
+
+
+def _answer(status: int, workers: int, text: str, rest: bytes = b"") -> bytes:
+    said = text.encode("utf-8", "replace")[:1000]
+    return ANSWERED.pack(status, workers, len(said), len(rest)) + said + rest
 
 
 class _Dialed(_Side):

@@ -16,11 +16,11 @@ TOKEN = "secret"
 class Way:
     """A relay on a loop of its own thread."""
 
-    def __init__(self, port: int, token: str = TOKEN) -> None:
+    def __init__(self, port: int, token: str = TOKEN, *, hands_over: bool = True) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
-        self.relay = self.call(lambda: Relay(self.loop, parse_address(f"127.0.0.1:{port}"), token))
+        self.relay = self.call(lambda: Relay(self.loop, parse_address(f"127.0.0.1:{port}"), token, hands_over=hands_over))
         self.path: str = self.call(lambda: self.relay.path)
 
     def call(self, act: Callable[[], Any]) -> Any:
@@ -37,8 +37,8 @@ class Way:
 
 
 @contextlib.contextmanager
-def way(port: int, token: str = TOKEN) -> Iterator[Way]:
-    made = Way(port, token)
+def way(port: int, token: str = TOKEN, *, hands_over: bool = True) -> Iterator[Way]:
+    made = Way(port, token, hands_over=hands_over)
     try:
         yield made
     finally:

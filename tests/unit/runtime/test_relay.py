@@ -22,6 +22,7 @@ from tests.support.relay_way import TOKEN, way
 from tests.unit.client.fake_mesh import FakeMesh
 
 CLIENT = 77
+BOTH_WAYS = pytest.mark.parametrize("hands_over", [True, False], ids=["socket", "bytes"])
 
 
 def talk(path: str, client: int = CLIENT) -> Any:
@@ -55,24 +56,35 @@ def test_only_this_user_reaches_it_and_nothing_is_left() -> None:
         assert not os.path.exists(folder)
 
 
-def test_a_client_goes_on_where_the_handshake_ended() -> None:
-    with FakeMesh(workers=5) as mesh, way(mesh.port) as made:
+@BOTH_WAYS
+def test_a_client_goes_on_where_the_handshake_ended(*, hands_over: bool) -> None:
+    with FakeMesh(workers=5) as mesh, way(mesh.port, hands_over=hands_over) as made:
         link, established = talk(made.path)
         assert (established.workers, established.mesh) == (5, "m")
         link.send([RegisterClient(CLIENT, "me")])
         assert ask(link, "something") == {"asked": "something"}
+        assert (link.sock.family == socket.AF_UNIX) is not hands_over
         assert RegisterClient(CLIENT, "me") in mesh.received
         link.close("done")
         link.release()
 
 
-def test_without_a_coordinator_it_says_so() -> None:
-    with way(free_port()) as made, pytest.raises(MeshUnavailableError, match="has no coordinator at the moment"):
+@BOTH_WAYS
+def test_without_a_coordinator_it_says_so(*, hands_over: bool) -> None:
+    with (
+        way(free_port(), hands_over=hands_over) as made,
+        pytest.raises(MeshUnavailableError, match="has no coordinator at the moment"),
+    ):
         dial_relay(made.path, CLIENT, 10.0)
 
 
-def test_a_refused_token_is_told_as_such() -> None:
-    with FakeMesh() as mesh, way(mesh.port, "wrong") as made, pytest.raises(AuthenticationError, match="token"):
+@BOTH_WAYS
+def test_a_refused_token_is_told_as_such(*, hands_over: bool) -> None:
+    with (
+        FakeMesh() as mesh,
+        way(mesh.port, "wrong", hands_over=hands_over) as made,
+        pytest.raises(AuthenticationError, match="token"),
+    ):
         dial_relay(made.path, CLIENT, 10.0)
 
 
@@ -90,8 +102,9 @@ def test_who_says_more_than_he_should_is_cut_off() -> None:
             assert sock.recv(100) == b""
 
 
-def test_the_end_of_the_coordinators_side_is_the_end_of_the_runners() -> None:
-    with FakeMesh() as mesh, way(mesh.port) as made:
+@BOTH_WAYS
+def test_the_end_of_the_coordinators_side_is_the_end_of_the_runners(*, hands_over: bool) -> None:
+    with FakeMesh() as mesh, way(mesh.port, hands_over=hands_over) as made:
         link, _ = talk(made.path)
         link.send([RegisterClient(CLIENT, "me")])
         mesh.until(lambda: bool(mesh.received))
@@ -139,12 +152,12 @@ def sink() -> Iterator[Sink]:
 
 
 def test_neither_side_is_read_faster_than_the_other_reads_and_nothing_is_lost(sink: Sink) -> None:
-    with way(sink.port) as made, socket.socket(socket.AF_UNIX) as sock:
+    with way(sink.port, hands_over=False) as made, socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(10)
         sock.connect(made.path)
         sock.sendall(ASKED.pack(os.getpid(), CLIENT))
-        status, _, size = ANSWERED.unpack(sock.recv(ANSWERED.size))
-        assert (status, sock.recv(size)) == (0, b"m")
+        status, _, size, rest = ANSWERED.unpack(sock.recv(ANSWERED.size))
+        assert (status, sock.recv(size), rest) == (0, b"m", 0)
         until(lambda: sink.socket is not None)
         for sender, receiver in ((sock, sink.socket), (sink.socket, sock)):
             piece, digest, sent = os.urandom(1 << 20), hashlib.sha256(), 0
@@ -173,8 +186,9 @@ def test_neither_side_is_read_faster_than_the_other_reads_and_nothing_is_lost(si
         assert sink.socket.recv(100) == b""
 
 
-def test_a_process_that_is_gone_says_goodbye_as_every_client_that_it_was() -> None:
-    with FakeMesh() as mesh, way(mesh.port) as made:
+@BOTH_WAYS
+def test_a_process_that_is_gone_says_goodbye_as_every_client_that_it_was(*, hands_over: bool) -> None:
+    with FakeMesh() as mesh, way(mesh.port, hands_over=hands_over) as made:
         links = [talk(made.path, client)[0] for client in (CLIENT, CLIENT + 1)]
         for link, client in zip(links, (CLIENT, CLIENT + 1)):
             link.send([RegisterClient(client, "me")])
@@ -202,9 +216,10 @@ def test_the_goodbye_waits_for_a_coordinator_that_is_away() -> None:
             until(lambda: goodbyes(again) == [CLIENT])
 
 
-def test_an_agent_that_leaves_says_goodbye_for_its_processes() -> None:
+@BOTH_WAYS
+def test_an_agent_that_leaves_says_goodbye_for_its_processes(*, hands_over: bool) -> None:
     with FakeMesh() as mesh:
-        with way(mesh.port) as made:
+        with way(mesh.port, hands_over=hands_over) as made:
             link, _ = talk(made.path)
             link.send([RegisterClient(CLIENT, "me")])
             mesh.until(lambda: bool(mesh.received))
@@ -213,7 +228,7 @@ def test_an_agent_that_leaves_says_goodbye_for_its_processes() -> None:
 
 
 def test_a_token_never_passes(sink: Sink) -> None:
-    with way(sink.port) as made, socket.socket(socket.AF_UNIX) as sock:
+    with way(sink.port, hands_over=False) as made, socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(10)
         sock.connect(made.path)
         sock.sendall(ASKED.pack(os.getpid(), CLIENT))
