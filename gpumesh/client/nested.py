@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from gpumesh.client.inputs import Call
 
 KNOWN_OBJECTS = 10_000  # Objects of which it is remembered that the coordinator has them.
-PINNED_RESULTS = 1000  # Results whose references are kept here, where the coordinator could not do it.
+PINNED_VALUES = 1000  # Values whose references are kept here, where the coordinator could not do it, ...
+PIN_SECONDS = 60.0  # ... for so long: they are on their way, as long as it takes to find a coordinator that was lost.
 _FIRST_WAIT_SECONDS = 0.0005  # For what leaves this host on another connection, a moment before.
 
 
@@ -73,7 +74,7 @@ class NestedSession(Session):
         )
         self._dialer = functools.partial(dial_relay, path)
         self._known: Set[int] = set()  # Objects made by this process that the coordinator has heard of.
-        self._pinned: Deque[List[ObjectRef]] = deque(maxlen=PINNED_RESULTS)
+        self._pinned: Deque[Tuple[float, List[ObjectRef]]] = deque(maxlen=PINNED_VALUES)
         self._noting = threading.Lock()
         nesting.on_ended = self._on_ended
         nesting.on_mentioned = self._on_mentioned
@@ -150,6 +151,8 @@ class NestedSession(Session):
 
     def _begin(self, owner: Optional[Running], channel: Channel) -> None:
         """Something is about to be submitted: should that be interrupted, it is known where it began."""
+        if self._pinned:
+            self._unpin()
         if owner is not None and not owner.children:
             owner.children.append([channel.next_id, channel.next_id])
 
@@ -235,14 +238,22 @@ class NestedSession(Session):
             return
         owner = nesting.owner()
         is_held = False
-        if owner is not None:
+        if owner is not None and (
+            owner is not nesting.running or nesting.find is not None
+        ):  # Not for all the life of an actor.
             oids = [ref.oid for ref in mine]
             try:
                 is_held = bool(self.query("hold-for-task", {"task": owner.task_id, "oids": oids}, NESTED_ASK_SECONDS))
             except MeshUnavailableError:
                 pass  # The coordinator is lost; the one that comes next is told what lives here.
         if not is_held:
-            self._pinned.append(mine)
+            self._unpin()
+            self._pinned.append((time.monotonic(), mine))
+
+    def _unpin(self) -> None:
+        oldest = time.monotonic() - PIN_SECONDS
+        while self._pinned and self._pinned[0][0] < oldest:
+            self._pinned.popleft()
 
     # --- the connection
 

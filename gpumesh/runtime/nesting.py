@@ -12,7 +12,10 @@ from typing import Any, Callable, List, Optional, Tuple
 __all__ = ["Running", "call", "ended", "find", "mesh", "on_ended", "on_mentioned", "owner", "running"]
 
 
-CLIENT = ("gpumesh.client.nested", "gpumesh.client.slots", "gpumesh.client.mesh", "gpumesh.client.accelerate")
+CLIENT = (
+    "gpumesh.client.nested", "gpumesh.client.slots", "gpumesh.client.mesh", "gpumesh.client.accelerate", "gpumesh.client.streams",
+    "gpumesh.client.inputs", "gpumesh.client.objects", "gpumesh.serialization.shipping",
+)  # fmt: skip
 """Modules that a task imports with its first use of the mesh; named here, as nothing in this package depends on them."""
 
 

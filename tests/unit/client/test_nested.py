@@ -280,7 +280,8 @@ def test_what_is_unknown_for_good_does_not_hold_up_for_ever(
 def test_what_a_result_mentions_is_held_by_its_task_or_else_here(
     mesh: FakeMesh, session: NestedSession, own: OwnSpace, monkeypatch: pytest.MonkeyPatch, *, holds: bool
 ) -> None:
-    monkeypatch.setattr(nesting, "running", Running(PARENT, "search", 0))
+    running = Running(PARENT, "search", 0)
+    monkeypatch.setattr(nesting, "find", lambda: running)
     questions = Questions(mesh)
     questions.holds = holds
     submit(session)
@@ -295,6 +296,24 @@ def test_what_a_result_mentions_is_held_by_its_task_or_else_here(
     del ref
     gc.collect()
     assert (77 in session.objects().table.counts()) is not holds
+    monkeypatch.setattr("gpumesh.client.nested.PIN_SECONDS", 0.0)
+    submit(session)
+    gc.collect()
+    assert 77 not in session.objects().table.counts()
+
+
+def test_what_an_actor_puts_by_itself_is_not_held_for_all_its_life(
+    mesh: FakeMesh, session: NestedSession, own: OwnSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nesting, "running", Running(PARENT, "actor", 0))
+    questions = Questions(mesh)
+    submit(session)
+    ref = ObjectRef(77, 10, session.objects(), granted=1)
+    assert nesting.on_mentioned is not None
+    nesting.on_mentioned([ref])
+    assert questions.asked == []
+    del ref
+    assert 77 in session.objects().table.counts()
 
 
 def test_values_are_put_in_the_processs_own_space(session: NestedSession, own: OwnSpace) -> None:
