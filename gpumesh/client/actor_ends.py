@@ -38,7 +38,7 @@ def details_of(contact: Contact, status: int, payload: Any, worker: str) -> Dict
         details["reason"] = str(told.get("reason") or f"actor {contact.shown} was killed")
     else:
         cause = exception_for(status, payload, name=contact.shape.class_name, task_id=contact.actor, worker=worker)
-        details["reason"] = f"actor {contact.shown} is gone: {cause}"
+        details["reason"] = str(told.get("actor_reason") or f"actor {contact.shown} is gone: {cause}")
         details["cause"] = cause
     return details
 

@@ -361,7 +361,11 @@ class Actors(Calls):
                 end_status,
                 details,
                 actions,
-                payload={"reason": text} if was_told else payload,
+                payload={"reason": text}
+                if was_told
+                else {**payload, "actor_reason": text}
+                if isinstance(payload, dict)
+                else payload,
                 worker=worker,
                 seconds=seconds,
             )
