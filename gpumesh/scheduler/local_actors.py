@@ -458,7 +458,8 @@ class LocalActors:
             if resident is None or resident.check_at != when:
                 continue
             resident.check_at = 0.0
-            if resident.stage is Stage.STARTING or (resident.kill_at and now >= resident.kill_at):
+            is_late = resident.stage is Stage.ENDING and not resident.is_gentle and 0 < resident.kill_at <= now
+            if resident.stage is Stage.STARTING or is_late:
                 actions.append(Kill(runner))
             elif resident.is_side_by_side:
                 self._look_side_by_side(resident, actions, now)
@@ -625,7 +626,7 @@ class LocalActors:
                 continue
             if call.number == resident.interrupted:
                 # Code that was interrupted may return or raise whatever it likes: half of a value must not pass for the whole.
-                if not is_ending:
+                if not is_ending or resident.is_gentle:
                     resident.interrupted, resident.kill_at = 0, 0.0
                 if resident.reason == _FOR_ACTOR:
                     silent.append((task_id, attempt))
@@ -697,7 +698,6 @@ class LocalActors:
             self._ask_to_end(resident, actions)
         resident.grace = grace
         if not is_gentle:
-            resident.is_gentle = False
             self._let_close(resident, now)
         self._check_by(resident, now + REVOKE_SETTLE_SECONDS)
 
@@ -708,6 +708,7 @@ class LocalActors:
 
     def _let_close(self, resident: Resident, now: float) -> None:
         """Nothing is waited for any more but its end."""
+        resident.is_gentle = False
         kill_at = now + resident.grace
         resident.kill_at = min(resident.kill_at, kill_at) if resident.kill_at else kill_at
         self._check_by(resident, resident.kill_at)
