@@ -36,6 +36,10 @@ MAX_FUNCTION_BYTES = 256 * MIB  # Over this it is refused: something large was c
 FUNCTION_CACHE_ENTRIES = 1024  # Function bodies kept by a coordinator, a worker or a runner; least recently used go.
 
 # --- objects
+SPARE_BYTES = (
+    4 * MIB
+)  # Up to this size a client asks ahead for room for its next value: that hides a round trip at each of many alike.
+SPARE_SECONDS = 1.0  # So long that room may lie there unused.
 INLINE_VALUE_BYTES = 64 * KIB  # A larger value goes through the object store; a smaller one inside its task's message.
 MAX_KEPT_ARGUMENTS_BYTES = (
     256 * MIB
@@ -211,9 +215,7 @@ NESTED_OBJECTS_SECONDS = 2.0  # For what a task has put to be known there; if it
 MAX_WAITING_PER_SLOT = (
     32  # Tasks of one worker that have given their slot away, for each slot: a process of 10 MB or more each.
 )
-WAIT_SETTLE_SECONDS = (
-    0.002  # A slot is kept so long, before something else begins there, for what a task waits for, or for a task that has waited.
-)
+WAIT_SETTLE_SECONDS = 0.002  # A slot is kept so long, before something else begins there, for what a task waits for, or for a task that has waited.
 SPARE_RUNNER_SECONDS = (
     10.0  # A process beyond the slots that nobody has used for so long ends: the next task that waits may come soon.
 )
@@ -225,6 +227,6 @@ MAILBOX_CALLS = 10_000  # That one client may have pending at one actor, if `mai
 ACTOR_WINDOW_CALLS = 256  # Sent to an actor's process ahead of their results: hides the round trip to it many times.
 ACTOR_CLOSE_SECONDS = 5.0  # From asking an actor to end, which runs its `close` or `__exit__`, to killing its process.
 DEAD_ACTORS_KNOWN = 10_000  # Actors that are gone, and of whom a caller is still told why.
-GENERATOR_WINDOW_ITEMS = 64  # Values of a generator under way before its consumer takes them: hides the round trip.
+GENERATOR_WINDOW_ITEMS = 256  # Values of a generator under way before its consumer takes them: hides the round trip, and 64 travel together.
 GENERATOR_WINDOW_BYTES = 1 * MIB  # The same in bytes: of larger values fewer are under way, but two at least.
 GENERATOR_GATHER_SECONDS = 0.001  # Values that a generator yields in so quick succession travel together.

@@ -183,7 +183,7 @@ class ItemStream(MeshFuture):
     """The values of a generator that runs on the mesh, and the future of its end.
 
     It is iterated once, with `for`, `async for` or `next`, by one thread or several: each value goes to one of them. A generator is
-    never more than 64 values or about a megabyte ahead of who takes them, so that one without an end, or of a slow consumer, costs
+    never more than 256 values or about a megabyte ahead of who takes them, so that one without an end, or of a slow consumer, costs
     no memory; `result()`, `exception()` and `await` wait for its end and keep what comes meanwhile.
 
     Dropping the last reference to it, `close()` and `cancel()` end the generator where it is.

@@ -318,7 +318,7 @@ class RunnerReady(NamedTuple):
 class StreamItems(NamedTuple):
     """runner -> worker -> coordinator -> client: values of a generator, from place `first` on, in order.
 
-    Each is a payload. The first 64 may be sent unasked, further ones as `StreamCredit` allows. An empty one says that there are no more;
+    Each is a payload. The first 256 may be sent unasked, further ones as `StreamCredit` allows. An empty one says that there are no more;
     the result of the task follows. A client takes each place once, ignores attempts before the newest that has sent something, and tells
     its credit again when an attempt does not go on where it was. Attempt -1: the worker was asked for what was not taken, and has nothing
     of this stream.
@@ -334,7 +334,7 @@ class StreamItems(NamedTuple):
 class StreamCredit(NamedTuple):
     """client -> coordinator -> worker -> runner: so many values of this stream may have been sent, counted from its first.
 
-    It is 64 more than were taken. A worker keeps those that were not, and sends them again to a coordinator that it has reached anew.
+    It is 256 more than were taken. A worker keeps those that were not, and sends them again to a coordinator that it has reached anew.
     0: send all that was not taken again, and the empty one after them if the task has ended; a coordinator asks for that when the
     client is back.
     """

@@ -128,12 +128,13 @@ def test_many_values_come_in_order_and_the_return_value_ends_them(mesh: GPUMesh)
 
 
 def test_result_waits_for_the_end_and_keeps_what_nobody_took(mesh: GPUMesh) -> None:
-    stream = accelerate(mesh)(numbers_and_end).remote(10 * GENERATOR_WINDOW_ITEMS)
+    count = 10 * GENERATOR_WINDOW_ITEMS
+    stream = accelerate(mesh)(numbers_and_end).remote(count)
 
     assert next(stream) == 0
-    assert stream.result(SOON) == "640 in all"
+    assert stream.result(SOON) == f"{count} in all"
     assert stream.exception() is None
-    assert list(stream) == list(range(1, 640))
+    assert list(stream) == list(range(1, count))
 
 
 def test_what_the_generator_raised_comes_after_its_values_and_once(mesh: GPUMesh) -> None:
@@ -193,7 +194,7 @@ def test_a_generator_without_end_stays_within_the_window(mesh: GPUMesh, tmp_path
     path = tmp_path / "made"
     stream = accelerate(mesh)(function).remote(str(path))
 
-    for taken in range(1, 200):
+    for taken in range(1, 3 * GENERATOR_WINDOW_ITEMS):
         assert next(stream) == taken
         assert made(path) <= taken + GENERATOR_WINDOW_ITEMS
     until(lambda: made(path) >= taken + GENERATOR_WINDOW_ITEMS * 3 // 4, SOON, what="it goes on within the window")
@@ -216,7 +217,7 @@ def test_of_large_values_fewer_are_under_way(mesh: GPUMesh, tmp_path: Path) -> N
 def test_two_generators_are_taken_in_turns(mesh: GPUMesh, tmp_path: Path) -> None:
     streams = [accelerate(mesh)(endless).remote(str(tmp_path / f"made{number}")) for number in range(2)]
 
-    for taken in range(1, 300):
+    for taken in range(1, 600):
         assert [next(stream) for stream in streams] == [taken, taken]
     for stream in streams:
         stream.close()
@@ -329,7 +330,7 @@ def test_the_timeout_does_not_count_what_the_generator_waits_for_its_consumer(me
         assert next(stream) == 1
         until(lambda: made(path) == GENERATOR_WINDOW_ITEMS, SOON, what="it waits")  # noqa: B023
         time.sleep(1.3)
-        assert [next(stream) for _ in range(100)] == list(range(2, 102))
+        assert [next(stream) for _ in range(400)] == list(range(2, 402))
         stream.close()
 
 
@@ -401,7 +402,7 @@ def test_methods_that_are_generators(mesh: GPUMesh, tmp_path: Path, kind: type, 
     for stream in streams:
         assert list(stream) == [f"token {value}" for value in range(300)]
     stream = actor.endless.stream(str(path))
-    for taken in range(1, 150):
+    for taken in range(1, 2 * GENERATOR_WINDOW_ITEMS):
         assert next(stream) == taken
         assert made(path) <= taken + GENERATOR_WINDOW_ITEMS
     if options or kind is Ticker:

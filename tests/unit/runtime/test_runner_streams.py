@@ -245,7 +245,7 @@ def test_time_spent_waiting_is_taken_off_the_clock(process: Process, make: Any) 
 
     thread = threading.Thread(target=take)
     thread.start()
-    process.streams.run(TASK, ATTEMPT, make(100), pickle.dumps)
+    process.streams.run(TASK, ATTEMPT, make(GENERATOR_WINDOW_ITEMS + 9), pickle.dumps)
     total = time.monotonic() - began
     thread.join(SOON)
 
@@ -257,7 +257,7 @@ def test_on_a_running_loop_others_go_on_meanwhile(process: Process) -> None:
     async def main() -> int:
         receiver = threading.Thread(target=lambda: process.channel.wait_until(lambda: is_over), daemon=True)
         receiver.start()
-        stream = asyncio.ensure_future(process.streams.run_async(TASK, ATTEMPT, ticks(100), pickle.dumps))
+        stream = asyncio.ensure_future(process.streams.run_async(TASK, ATTEMPT, ticks(300), pickle.dumps))
         count = 0
         while len(process.values) < GENERATOR_WINDOW_ITEMS:
             count += 1
@@ -268,4 +268,4 @@ def test_on_a_running_loop_others_go_on_meanwhile(process: Process) -> None:
 
     is_over = False
     assert asyncio.run(asyncio.wait_for(main(), SOON)) > 0
-    until(lambda: process.values == list(range(100)), SOON)
+    until(lambda: process.values == list(range(300)), SOON)
