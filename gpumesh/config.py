@@ -227,6 +227,8 @@ MAILBOX_CALLS = 10_000  # That one client may have pending at one actor, if `mai
 ACTOR_WINDOW_CALLS = 256  # Sent to an actor's process ahead of their results: hides the round trip to it many times.
 ACTOR_CLOSE_SECONDS = 5.0  # From asking an actor to end, which runs its `close` or `__exit__`, to killing its process.
 DEAD_ACTORS_KNOWN = 10_000  # Actors that are gone, and of whom a caller is still told why.
-GENERATOR_WINDOW_ITEMS = 256  # Values of a generator under way before its consumer takes them: hides the round trip, and 64 travel together.
+GENERATOR_WINDOW_ITEMS = (
+    256  # Values of a generator under way before its consumer takes them: hides the round trip, and 64 travel together.
+)
 GENERATOR_WINDOW_BYTES = 1 * MIB  # The same in bytes: of larger values fewer are under way, but two at least.
 GENERATOR_GATHER_SECONDS = 0.001  # Values that a generator yields in so quick succession travel together.

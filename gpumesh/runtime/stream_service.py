@@ -35,7 +35,7 @@ class StreamService:
         on_all_sent: (client, task): what its worker had kept of a stream that has ended has been sent again.
 
     Attributes:
-        sources: Task that streams -> the worker that sent its last values.
+        sources: Task that streams -> its newest attempt that has sent something, and the worker that did.
         held: Task -> (worker, values or result) that wait for an object to arrive, in their order.
         ending: Task that has ended -> the worker that sends its values again, before its result may go on.
     """
@@ -54,7 +54,7 @@ class StreamService:
         self._send_to_worker = send_to_worker
         self._on_result = on_result
         self._on_all_sent = on_all_sent
-        self.sources: Dict[int, str] = {}
+        self.sources: Dict[int, Tuple[int, str]] = {}
         self.held: Dict[int, Deque[Tuple[str, Any]]] = {}
         self._awaited: Dict[int, List[int]] = {}  # Object that is arriving -> tasks whose first held values it is among.
         self.ending: Dict[int, str] = {}
@@ -76,8 +76,8 @@ class StreamService:
         if message.attempt == NOTHING_KEPT:
             self._all_sent(task_id)
             return ""
-        if task_id not in self.ending:
-            self.sources[task_id] = worker
+        if task_id not in self.ending and self.sources.get(task_id, (0, ""))[0] <= message.attempt:
+            self.sources[task_id] = (message.attempt, worker)
         if task_id in self.held:
             self.held[task_id].append((worker, message))
         elif not self._must_wait(task_id, worker, message):
@@ -172,7 +172,7 @@ class StreamService:
         self.worker_away(worker)
         for task_id in [task_id for task_id, source in self.ending.items() if source == worker]:
             self._all_sent(task_id)
-        for task_id in [task_id for task_id, source in self.sources.items() if source == worker]:
+        for task_id in [task_id for task_id, (_, source) in self.sources.items() if source == worker]:
             del self.sources[task_id]
 
     # --- from clients
@@ -182,7 +182,8 @@ class StreamService:
         task_id = message.task_id
         if type(task_id) is not int or task_id >> SEQUENCE_BITS != client or type(message.limit) is not int:
             return "this is not about a stream of this client's"
-        worker = self.sources.get(task_id) or self.ending.get(task_id)
+        source = self.sources.get(task_id)
+        worker = source[1] if source is not None else self.ending.get(task_id)
         if worker is not None:
             self._send_to_worker(worker, message)
         return ""
@@ -190,9 +191,9 @@ class StreamService:
     def send_again(self, task_ids: Iterable[int]) -> None:
         """Their client is back: it may have missed some."""
         for task_id in task_ids:
-            worker = self.sources.get(task_id)
-            if worker is not None:
-                self._send_to_worker(worker, StreamCredit(task_id, 0))
+            source = self.sources.get(task_id)
+            if source is not None:
+                self._send_to_worker(source[1], StreamCredit(task_id, 0))
 
     def send_all_before(self, task_id: int, worker: str) -> None:
         """The same of a task that has ended: `on_all_sent` follows."""

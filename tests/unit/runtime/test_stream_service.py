@@ -81,6 +81,17 @@ def test_values_go_on_to_the_client_and_credit_to_the_worker(here: Coordinator) 
     assert len(here.to_workers) == 1
 
 
+def test_credit_goes_to_the_newest_attempt(here: Coordinator) -> None:
+    here.items(b"0", attempt=1)
+    assert here.streams.on_items("w2", StreamItems(TASK, 2, 0, [b"0"])) == ""
+    here.items(b"1", first=1, attempt=1)  # Of a worker that was taken to be lost.
+    credit = StreamCredit(TASK, 80)
+    here.streams.on_credit(CLIENT, credit)
+    here.streams.send_again([TASK])
+
+    assert here.to_workers == [("w2", credit), ("w2", StreamCredit(TASK, 0))]
+
+
 def test_values_wait_for_those_before_them_and_so_does_the_result(here: Coordinator) -> None:
     here.arriving = {3, 4}
     messages = [here.items(b"0"), here.items(Stored(3, 1)), here.items(b"2", first=2), here.items(Stored(4, 1), first=3)]
