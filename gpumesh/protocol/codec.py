@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from functools import partial
-from typing import Any, Callable, Dict, List, Tuple, Type
+from typing import Any, Callable, Dict, List, Set, Tuple, Type
 
 import msgpack
 
@@ -31,6 +31,9 @@ _CHECKS: Dict[str, Tuple[Type[Any], ...]] = {
     "List": (tuple, list), "Tuple": (tuple, list), "Dict": (dict,),
 }  # fmt: skip
 _SHAPES: Dict[Type[Any], Tuple[Tuple[Type[Any], ...], ...]] = {}
+# Types of fields that were found right for a message, by the message: a look takes a tenth of the check. Few, as msgpack has few types.
+_RIGHT: Dict[Type[Any], Set[Tuple[Type[Any], ...]]] = {}
+_new = tuple.__new__
 
 # A few bytes can announce arrays within arrays, and msgpack allocates what is announced: 4 KiB would cost 30 MiB.
 _unpack_stranger = partial(msgpack.unpackb, max_array_len=HANDSHAKE_FIELDS, max_map_len=0, max_ext_len=0)
@@ -103,7 +106,10 @@ def decode(frame: Frame, transferred: Callable[[int, int], List[Any]]) -> Any:
     if cls is None:
         raise UnknownTag(kind)
     if count == 0 and flags == 0:
-        fields = _unpack(data, _name)
+        try:
+            fields = _unpack_plain(data)
+        except _NOT_MSGPACK as error:
+            raise _not_msgpack(error) from None
     else:
         buffers, body = _split(data, flags, count, transferred)
         hook = _Hook(buffers)
@@ -131,11 +137,15 @@ def build(cls: Type[Any], fields: Any) -> Any:
     Raises:
         ProtocolError: Too few fields, or one of the wrong type.
     """
+    if type(fields) is not tuple:
+        raise ProtocolError(f"the body of {cls.__name__} is not an array")
+    right = _RIGHT.get(cls)
+    if right is not None and tuple(map(type, fields)) in right:
+        return _new(cls, fields)
     shape = _SHAPES.get(cls)
     if shape is None:
         shape = _SHAPES[cls] = tuple(_CHECKS[hint.partition("[")[0]] for hint in _hints(cls))
-    if type(fields) is not tuple:
-        raise ProtocolError(f"the body of {cls.__name__} is not an array")
+        _RIGHT[cls] = set()
     if len(fields) != len(shape):
         if len(fields) < len(shape) - len(cls._field_defaults):
             raise ProtocolError(f"{cls.__name__} has {len(shape)} fields, not {len(fields)}")
@@ -143,6 +153,8 @@ def build(cls: Type[Any], fields: Any) -> Any:
     for value, allowed in zip(fields, shape):
         if not isinstance(value, allowed):
             raise ProtocolError(f"{cls.__name__} holds a {type(value).__name__} where {allowed[0].__name__} belongs")
+    if len(fields) == len(shape):
+        _RIGHT[cls].add(tuple(map(type, fields)))
     return cls(*fields)
 
 
@@ -154,10 +166,15 @@ def _hints(cls: Type[Any]) -> List[str]:
 def _unpack(body: Any, hook: Callable[[int, bytes], Any], unpack: Callable[..., Any] = msgpack.unpackb) -> Any:
     try:
         return unpack(body, use_list=False, ext_hook=hook, strict_map_key=False)
-    except ProtocolError:
-        raise
-    except (ValueError, TypeError, msgpack.UnpackException, RecursionError, MemoryError) as error:
-        raise ProtocolError(f"the body of a frame is not msgpack: {error}") from None
+    except _NOT_MSGPACK as error:
+        raise _not_msgpack(error) from None
+
+
+_NOT_MSGPACK = (ValueError, TypeError, msgpack.UnpackException, RecursionError, MemoryError)
+
+
+def _not_msgpack(error: BaseException) -> ProtocolError:
+    return ProtocolError(f"the body of a frame is not msgpack: {error}")
 
 
 def _no_buffers(code: int, data: bytes) -> Any:
@@ -173,6 +190,9 @@ def _name(code: int, data: bytes) -> Any:
     if code == OUT_OF_BAND:
         _no_buffers(code, data)
     raise ProtocolError(f"a frame holds an unknown extension {code}")
+
+
+_unpack_plain = partial(msgpack.unpackb, use_list=False, ext_hook=_name, strict_map_key=False)
 
 
 class _Hook:

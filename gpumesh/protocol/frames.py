@@ -55,6 +55,8 @@ class Frame(NamedTuple):
     data: memoryview
 
 
+_new = tuple.__new__  # Of frames; their own is one call more.
+
 ChunkTarget = Callable[[int, int, int, int, int], memoryview]
 """(transfer, buffer index, offset, total, size) -> where these `size` bytes belong."""
 
@@ -216,7 +218,7 @@ class FrameDecoder:
             if end - body < length:
                 break
             start = body + length
-            frames.append(Frame(kind, flags, buffers, view[body:start]))
+            frames.append(_new(Frame, (kind, flags, buffers, view[body:start])))
         self._start = start
         return frames
 

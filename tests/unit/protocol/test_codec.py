@@ -227,6 +227,17 @@ def test_a_stranger_can_name_no_containers_and_no_buffers(data: Frame) -> None:
         codec.decode_handshake(data)
 
 
+def test_fields_are_checked_however_many_right_ones_came_before() -> None:
+    for _ in range(3):
+        assert decode(frame(0x31, [[], True])) == RecallTasks((), True)
+        assert type(decode(frame(0x31, [[], True]))) is RecallTasks
+        assert decode(frame(0x31, [[], False, True])).force is True
+        for wrong in ([[], 1], [[], True, 1], [True, []], [[]], [[], True, None]):
+            with pytest.raises(ProtocolError, match="RecallTasks h"):
+                decode(frame(0x31, wrong))
+        assert decode(frame(0x31, [[], True, False, "of a newer version"])) == RecallTasks((), True, False)
+
+
 @pytest.mark.parametrize("piece", [b"\xdc\x0f\xff", b"\xdd\x00\x00\x0f\xff", b"\xdc\x00\x10", b"\x9f", b"\xde\x07\xff"])
 def test_a_bomb_from_a_stranger_costs_next_to_nothing(piece: bytes) -> None:
     bomb = frame(0x01, (piece * 4096)[:4096])
