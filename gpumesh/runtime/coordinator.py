@@ -1368,6 +1368,8 @@ def _event_log(journal: Optional[Journal]) -> EventLog:
 def _wrong_with_ids(task_ids: Any, client: int) -> str:
     """Why these cannot be this client's task ids; "" when they can."""
     first = client << SEQUENCE_BITS
+    if len(task_ids) == 1 and type(task_ids[0]) is int and task_ids[0] >> SEQUENCE_BITS == client:
+        return ""
     try:
         mine = not task_ids or (first <= min(task_ids) and max(task_ids) < first + SEQUENCE_LIMIT)
     except TypeError:
