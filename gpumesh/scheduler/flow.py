@@ -556,7 +556,8 @@ class Flow:
         cap = UNCAPPED
         if self._awaited:
             self._look_at_actors(now, actions)
-        for group in self._queues.ready(now):
+        groups = self._queues.ready(now)
+        for group in groups:
             width = group.workers.get(worker)
             if width is None:
                 continue
@@ -577,6 +578,8 @@ class Flow:
                 else:
                     allowed = allowance(worker, spec, 1)
                     count = card_room(worker, group, allowed)
+                if count <= 0 and worker.waits and width == 1 and not turn and spec.spec.retries:
+                    count = int(worker.is_short_of(group, groups))
                 if count <= 0:
                     if width:
                         cap = allowed or cap  # What has to wait for an installer here caps nothing.

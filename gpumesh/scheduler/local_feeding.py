@@ -40,6 +40,8 @@ class PoolFeeding(PoolWaits):
         if (self._counts or self._allowed < self.slots) and self._is_beyond(runner):
             return
         queue = self._queue
+        if self._counts and self._has_depths:
+            self._bring_forward()
         spec = queue[0].spec
         facts = self._specs[spec]
         fed = runner.fed

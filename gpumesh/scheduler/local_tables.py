@@ -144,5 +144,8 @@ class PoolTables:
     def _new_runner(self, kind: Kind, now: float, deaths: int = 0) -> StartRunner:
         raise AssertionError("overridden by LocalPool")
 
+    def _bring_forward(self) -> None:
+        raise AssertionError("overridden by PoolWaits")
+
     def _sort(self) -> None:
         raise AssertionError("overridden by PoolWaits")

@@ -169,6 +169,22 @@ class PoolWaits(PoolLooks):
 
     # --- order
 
+    def _bring_forward(self) -> None:
+        """With few tasks left inside of others, one that will have some begins first: they are here before the slots have run dry."""
+        queue = self._queue
+        specs = self._specs
+        outer = specs[queue[-1].spec].depth
+        if specs[queue[0].spec].depth <= outer:
+            return
+        if len(queue) > self.slots and specs[queue[self.slots - 1].spec].depth > outer:
+            return
+        if sum(runner.state is RunnerState.WAITING for runner in self._runners.values()) >= 2 * self.slots:
+            return
+        place = next(place for place, task in enumerate(queue) if specs[task.spec].depth == outer)
+        task = queue[place]
+        del queue[place]
+        queue.appendleft(task)
+
     def _sort(self) -> None:
         """Deeper tasks first, else in their order."""
         specs = self._specs

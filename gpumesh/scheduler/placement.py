@@ -87,7 +87,7 @@ def _pace(worker: Worker, spec: Spec) -> Optional[float]:
         return None
     pace = worker.seconds(spec)
     for other in worker.specs:
-        if other is not spec:
+        if other is not spec and other.group.depth >= spec.group.depth:  # What this one is inside of will wait soon.
             if not other.function.is_measured_on(worker.id):
                 return None
             pace = max(pace, worker.seconds(other))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import TYPE_CHECKING, Dict, FrozenSet, List, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from gpumesh.config import MAX_WAITING_PER_SLOT, ROUND_TRIP_CAP_SECONDS, ROUND_TRIP_FLOOR_SECONDS
 from gpumesh.model.ids import ClientNumber, WorkerId
@@ -289,6 +289,14 @@ class Worker:
         if group.packages:
             return self.foreign.get(group.packages, 0)
         return self.load - sum(self.foreign.values()) if self.foreign else self.load
+
+    def is_short_of(self, group: Group, ready: Sequence[Group]) -> bool:
+        """Whether one more of those who wait here should come now, so that the next tasks inside are there before the last of these end."""
+        if sum(other.count for other in ready if other.depth > group.depth) > 2 * self.slots:
+            return False
+        if group.depth not in self.waits or sum(self.waits.values()) >= 2 * self.slots or self.load >= 4 * self.slots:
+            return False
+        return all(spec.group.depth != group.depth for spec in self.specs)
 
     def is_installing(self, group: Group) -> bool:
         """Whether this group's tasks must wait until their packages are installed here."""

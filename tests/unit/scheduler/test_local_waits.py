@@ -127,6 +127,31 @@ def test_deeper_tasks_go_first() -> None:
     assert finish(pool, 1, 3) == [ended(3), Feed(1, OUTER, [(2, 1)])]
 
 
+def test_one_that_will_have_tasks_inside_begins_before_those_have_run_dry() -> None:
+    pool = waiting_pool()
+    arrive(pool, OUTER, 3)
+    arrive(pool, INNER, 4, 5)
+
+    assert finish(pool, 2, 2) == [ended(2), Feed(2, INNER, [(4, 1)])]
+    assert finish(pool, 2, 4) == [ended(4), Feed(2, INNER, [(5, 1)])]  # One is enough for one slot.
+    arrive(pool, INNER, 6)
+    assert wait(pool, 2, 5) == [Waits(5, 1, True), StartRunner(3, 1, 0)]
+    assert pool.on_ready(3, NOW) == [Feed(3, INNER, [(6, 1)])]  # As many wait as should.
+
+
+def test_with_several_slots_it_begins_sooner() -> None:
+    pool = pool_of(2)
+    arrive(pool, OUTER, 1, 2)
+    wait(pool, 1, 1)
+    pool.on_ready(3, NOW)
+    arrive(pool, INNER, 4)
+    arrive(pool, OUTER, 3)
+    arrive(pool, INNER, 5)
+
+    assert finish(pool, 2, 2) == [ended(2), Feed(2, OUTER, [(3, 1)])]
+    assert finish(pool, 2, 3) == [ended(3), Feed(2, INNER, [(5, 1)])]
+
+
 def test_what_was_fed_behind_a_task_that_waits_is_taken_back() -> None:
     pool = pool_of(1)
     arrive(pool, QUICK, 1)

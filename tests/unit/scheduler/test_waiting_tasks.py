@@ -38,7 +38,7 @@ def view(mesh: ClusterUnderTest, worker: str) -> Any:
 
 def test_what_a_task_waits_for_has_its_slot(mesh: ClusterUnderTest) -> None:
     mesh.connect("w1")
-    assert assigned(mesh.submit(3)) == [task(0)]
+    assert assigned(mesh.submit(2, ONCE)) == [task(0)]
     mesh.join_client(2)
     mesh.submit(2, INNER, client=2)
 
@@ -49,6 +49,20 @@ def test_what_a_task_waits_for_has_its_slot(mesh: ClusterUnderTest) -> None:
     assert waits(mesh, "w1", task(0), waits=False) == []
     assert assigned(mesh.finish("w1", task(1, 2))) == []  # Two tasks and one slot: none is free.
     assert assigned(mesh.finish("w1", task(0))) == [task(1)]
+
+
+def test_the_next_that_will_wait_is_sent_before_what_is_inside_has_run_dry(mesh: ClusterUnderTest) -> None:
+    mesh.connect("w1")
+    mesh.submit(4)
+    mesh.join_client(2)
+    mesh.submit(6, INNER, client=2)
+    assert assigned(waits(mesh, "w1", task(0))) == [task(0, 2)]
+
+    assert assigned(mesh.finish("w1", task(0, 2))) == [task(1, 2)]
+    assert assigned(mesh.finish("w1", task(1, 2))) == [task(2, 2)]
+    assert assigned(mesh.finish("w1", task(2, 2))) == [task(3, 2), task(1)]  # Two are left, and only one more is sent ...
+    waits(mesh, "w1", task(1))
+    assert assigned(mesh.finish("w1", task(3, 2))) == [task(4, 2)]  # ... as long as so many wait.
 
 
 def test_a_slot_waits_a_moment_for_what_is_on_its_way(mesh: ClusterUnderTest) -> None:
