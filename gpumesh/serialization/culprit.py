@@ -89,7 +89,7 @@ def _verdict(found: Any, reason: BaseException) -> str:
     article = "an" if name[:1].lower() in "aeiou" else "a"
     family = kind.__module__.partition(".")[0]
     if kind is types.GeneratorType or kind is types.AsyncGeneratorType:
-        return f"{article} {name} cannot be pickled; return list(...) or pass list(...) instead"
+        return f"{article} {name} cannot be pickled; return list(...) or pass list(...) instead, or yield in the task's own function"
     if kind is types.CoroutineType:
         return f"{article} {name} cannot be pickled; await it first and send its result"
     if isinstance(found, io.IOBase) or family in ("socket", "_socket", "ssl"):
