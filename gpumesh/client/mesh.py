@@ -538,6 +538,8 @@ class GPUMesh:
     def workers(self) -> List[Dict[str, Any]]:
         """The workers alive: `id`, `hostname`, `device`, `device_name`, `score`, `alive`, `slots`, `running`, `devices`, ... of each.
 
+        `running` tasks execute, `waiting` ones have begun and wait for tasks of their own, `queued` ones have not begun.
+
         `device` ("cuda:1", "cpu"), `device_name` and `score` are those of its best usable device, `cpu_score` is of what tasks
         without a GPU run on, `problem` says why it takes no tasks; `done` and `crashed` count the tasks that it has ended and the
         attempts that have ended their process there. Without a mesh it is this machine.
