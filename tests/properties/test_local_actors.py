@@ -22,6 +22,7 @@ SLOTS = {PLAIN: 0, WIDE: 2}
 TIMEOUT = 50  # Added to an actor's number: the spec of its calls with a time limit.
 ENDS_OF_LIVES = (Status.OK, Status.RAISED, Status.CRASHED, Status.CANCELLED, Status.NOT_RUN, Status.HANDED_BACK)
 Key = Tuple[int, int]
+STEPS = (*(("take_in", "start_call", "end_call", "hear") * 3), "come_up", "construct", "close")
 RARELY = st.sampled_from((False, False, False, False, True))
 
 
@@ -82,8 +83,8 @@ class ModelProcess:
 class LocalActorsMachine(RuleBasedStateMachine):
     """Drives the brain; see the asserts."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(born=st.booleans())
+    def begin(self, born: bool) -> None:
         self.now = 100.0
         self.local = LocalActors(numbers=count(1))
         self.processes: Dict[int, ModelProcess] = {}
@@ -104,6 +105,9 @@ class LocalActorsMachine(RuleBasedStateMachine):
         self.slots: Dict[Key, int] = {}
         self.taken = 0
         self.withheld = self.draining = False
+        if born:
+            for actor in ACTORS:
+                self.create_and_construct(actor)
 
     # --- the shell
 
@@ -134,7 +138,7 @@ class LocalActorsMachine(RuleBasedStateMachine):
                 self.processes[action.runner].flush()
             elif isinstance(action, local.Inspect):
                 process = self.processes[action.runner]
-                assert not process.alive or not process.side_by_side
+                assert not self.local._by_runner[action.runner].is_side_by_side
                 page = (process.started, process.finished, process.sent, process.since)
                 self.perform(self.local.on_progress(action.runner, *page, self.now))
             else:
@@ -253,28 +257,31 @@ class LocalActorsMachine(RuleBasedStateMachine):
         found = [ident for ident, process in sorted(self.processes.items()) if wanted(process)]
         return data.draw(st.sampled_from(found)) if found else None
 
-    @rule(data=st.data())
+    @rule(data=st.data(), steps=st.lists(st.sampled_from(STEPS), min_size=1, max_size=12))
+    def processes_go_on(self, data: Any, steps: List[str]) -> None:
+        for step in steps:
+            getattr(self, step)(data)
+
     def come_up(self, data: Any) -> None:
         ident = self.which(data, lambda process: not process.up)
         if ident is not None:
             self.processes[ident].up = True
             self.perform(self.local.on_ready(ident, self.now))
 
-    @rule(data=st.data(), number=st.integers(1, 5))
-    def take_in(self, data: Any, number: int) -> None:
+    def take_in(self, data: Any) -> None:
         ident = self.which(data, looks)
         if ident is not None:
             process = self.processes[ident]
+            number = data.draw(st.integers(1, 5))
             while number and looks(process):
                 process.take_in()
                 number -= 1
 
-    @rule(data=st.data(), works=st.sampled_from((True, True, True, False)))
-    def construct(self, data: Any, works: bool) -> None:
+    def construct(self, data: Any) -> None:
         ident = self.which(data, lambda process: process.constructing)
         if ident is None:
             return
-        self.construct_now(self.processes[ident], works=works)
+        self.construct_now(self.processes[ident], works=not data.draw(RARELY))
 
     def construct_now(self, process: ModelProcess, *, works: bool) -> None:
         process.constructing = False
@@ -287,13 +294,12 @@ class LocalActorsMachine(RuleBasedStateMachine):
             process.alive = True
             process.wire.append("alive")
 
-    @rule(data=st.data(), number=st.integers(1, 4))
-    def start_call(self, data: Any, number: int) -> None:
+    def start_call(self, data: Any) -> None:
         ident = self.which(data, lambda process: process.queue and (process.side_by_side or not process.executing))
         if ident is None:
             return
         process = self.processes[ident]
-        for _ in range(number if process.side_by_side else 1):
+        for _ in range(data.draw(st.integers(1, 4)) if process.side_by_side else 1):
             if not process.queue:
                 return
             place, key = process.queue.popleft()
@@ -313,8 +319,7 @@ class LocalActorsMachine(RuleBasedStateMachine):
                 meant = [each for each in self.lives[process.key] if each in self.executed[process.key]]
                 assert self.executed[process.key] == meant
 
-    @rule(data=st.data(), hold=st.booleans(), leaves=RARELY)
-    def end_call(self, data: Any, hold: bool, leaves: bool) -> None:
+    def end_call(self, data: Any) -> None:
         ident = self.which(data, lambda process: process.executing)
         if ident is None:
             return
@@ -324,15 +329,14 @@ class LocalActorsMachine(RuleBasedStateMachine):
         status = Status.CANCELLED if process.interrupt == place and not process.side_by_side else Status.OK
         process.finished = place
         process.held.append((*key, int(status), b"", 0.1))
-        if leaves:
+        if data.draw(RARELY) and data.draw(RARELY):
             process.over = True
             process.queue.clear()
             process.executing.clear()
             process.held.append((*process.key, int(Status.OK), b"", 1.0))
-        if not hold or not process.queue:
+        if not process.queue or data.draw(st.booleans()):
             process.flush()
 
-    @rule(data=st.data())
     def close(self, data: Any) -> None:
         ident = self.which(data, lambda process: process.over and not process.executing)
         if ident is not None:
@@ -341,7 +345,6 @@ class LocalActorsMachine(RuleBasedStateMachine):
             process.wire.append(((*process.key, int(Status.CANCELLED), {}, 1.0),))
             self.die_now(ident)
 
-    @rule(data=st.data())
     def hear(self, data: Any) -> None:
         for process in self.processes.values():
             if not process.queue and not process.executing:
@@ -358,10 +361,14 @@ class LocalActorsMachine(RuleBasedStateMachine):
         else:
             self.perform(self.local.on_results(ident, said, self.now))
 
-    @rule(data=st.data(), now=RARELY)
-    def die(self, data: Any, now: bool) -> None:
+    @rule(data=st.data(), what=st.sampled_from(("die", "hand_back", "drain", "abandon")), now=RARELY)
+    def something_rare(self, data: Any, what: str, now: bool) -> None:
+        if now and (what != "drain" or data.draw(RARELY)):
+            getattr(self, what)(data)
+
+    def die(self, data: Any) -> None:
         ident = self.which(data, lambda process: True)
-        if ident is not None and now:
+        if ident is not None:
             self.die_now(ident)
 
     @rule()
@@ -388,30 +395,22 @@ class LocalActorsMachine(RuleBasedStateMachine):
             self.unwanted.add(key)
             self.perform(self.local.on_recalled([key], kill=kill, now=self.now, force=force and kill))
 
-    @rule(running=st.booleans(), grace=st.sampled_from((0.5, 1.0)), now=RARELY)
-    def hand_back(self, running: bool, grace: float, now: bool) -> None:
-        if not now:
-            return
+    def hand_back(self, data: Any) -> None:
         self.withheld = True
-        self.perform(self.local.hand_back(None, running=running, now=self.now, grace_seconds=grace))
+        grace = data.draw(st.sampled_from((0.5, 1.0)))
+        self.perform(self.local.hand_back(None, running=data.draw(st.booleans()), now=self.now, grace_seconds=grace))
 
+    @precondition(lambda self: self.withheld)
     @rule()
     def accept(self) -> None:
         self.withheld = False
         self.local.accept(None)
 
-    @precondition(lambda self: self.next_call > 1020)
-    @rule(now=RARELY)
-    def drain(self, now: bool) -> None:
-        if not now:
-            return
+    def drain(self, data: Any) -> None:
         self.draining = True
         self.perform(self.local.drain(self.now))
 
-    @rule(now=RARELY)
-    def abandon(self, now: bool) -> None:
-        if not now:
-            return
+    def abandon(self, data: Any) -> None:
         before = set(self.open)
         self.perform(self.local.abandon(frozenset(), self.now))
         held = [key for _, _, _, keys in self.local.held() for key in keys]
@@ -475,4 +474,4 @@ def looks(process: ModelProcess) -> bool:
 
 
 TestLocalActors = LocalActorsMachine.TestCase
-TestLocalActors.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+TestLocalActors.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
