@@ -12,7 +12,7 @@ PLACEMENTS = ("", "spread", "pack")
 NAME_CHARACTERS = 200  # Of an actor's name and of its group's, at most.
 CONCURRENCY_LIMIT = 1000  # Threads of one actor, at most.
 
-ACTORS_CLIENT = 1
+ACTORS_CLIENT = (1 << 31) - 1
 """The coordinator's own client number, for the actors that outlive their clients."""
 
 

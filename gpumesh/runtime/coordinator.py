@@ -83,6 +83,7 @@ _CRASHED = int(Status.CRASHED)
 # Ends of attempts that are no ends of their tasks, unless those may run at most once.
 _TRIED_AGAIN = frozenset((int(Status.RETRYABLE), int(Status.CRASHED), int(Status.HANDED_BACK)))
 _BYTES = frozenset({bytes})
+_OWN_CLIENTS = (JOBS_CLIENT, ACTORS_CLIENT)
 
 DIED = "died"  # In the journal, instead of the ids of all workers that have died since the last start.
 TRIM_TASKS = 20_000  # After so many tasks have ended and none is left, memory goes back to the system.
@@ -355,7 +356,7 @@ class Coordinator:
             self._streams.worker_back(ident)
         elif kind is RegisterClient and role == "client":
             number = ClientNumber(message.client)
-            if not ACTORS_CLIENT < number < CLIENT_LIMIT:  # That one and JOBS_CLIENT are our own.
+            if number in _OWN_CLIENTS or not 0 < number < CLIENT_LIMIT:
                 self._refuse(link, "protocol", f"client number {number} is out of range")
                 return
             self._strangers.pop(link, None)
@@ -1020,7 +1021,7 @@ class Coordinator:
 
     def _keep_for_absent(self, action: act.Keep) -> None:
         """A result for a client that this coordinator has not seen yet, or that has not told yet what it waits for."""
-        if action.client <= ACTORS_CLIENT:
+        if action.client in _OWN_CLIENTS:
             return  # It has always told what it waits for before anybody could send a result.
         client = self._addressee(action.client)
         assert client is not None
@@ -1031,7 +1032,7 @@ class Coordinator:
     def _addressee(self, number: ClientNumber) -> Optional[_Client]:
         """Whose result it is, also if it has not come back since the coordinator's start: a worker has gone on with its task."""
         client = self._clients.get(number)
-        if client is None and number > ACTORS_CLIENT:
+        if client is None and number not in _OWN_CLIENTS:
             client = self._clients[number] = _Client(number, None, "")
         return client
 
