@@ -25,7 +25,13 @@ PACKAGE, FOLDER, FILE, SHIPPED = "package", "folder", "file", "shipped"
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED = ("site-packages", "dist-packages")
-_NEVER = frozenset({"gpumesh", "__main__", "__mp_main__", *sys.builtin_module_names, *getattr(sys, "stdlib_module_names", ())})
+_NEEDED = (
+    "gpumesh",
+    "cloudpickle",
+    "msgpack",
+    "platformdirs",
+)  # On every machine of a mesh; twice in one process they do harm.
+_NEVER = frozenset({*_NEEDED, "__main__", "__mp_main__", *sys.builtin_module_names, *getattr(sys, "stdlib_module_names", ())})
 _EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 _PYC_HEADER = 16
 

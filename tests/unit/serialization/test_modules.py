@@ -561,3 +561,13 @@ def _touch(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     return path
+
+
+@pytest.mark.parametrize("name", ["cloudpickle", "msgpack", "platformdirs"])
+def test_what_gpumesh_needs_itself_never_travels_wherever_it_lies(
+    name: str, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    project.write(f"{name}/__init__.py")
+    project.write("works_with_it.py", f"import {name}\n")
+    assert reached("works_with_it", name) == ["works_with_it"]
