@@ -110,6 +110,8 @@ def decode(frame: Frame, transferred: Callable[[int, int], List[Any]]) -> Any:
             fields = _unpack_plain(data)
         except _NOT_MSGPACK as error:
             raise _not_msgpack(error) from None
+        if type(fields) is tuple and cls in _RIGHT and tuple(map(type, fields)) in _RIGHT[cls]:
+            return _new(cls, fields)  # As `build` would.
     else:
         buffers, body = _split(data, flags, count, transferred)
         hook = _Hook(buffers)
@@ -139,9 +141,6 @@ def build(cls: Type[Any], fields: Any) -> Any:
     """
     if type(fields) is not tuple:
         raise ProtocolError(f"the body of {cls.__name__} is not an array")
-    right = _RIGHT.get(cls)
-    if right is not None and tuple(map(type, fields)) in right:
-        return _new(cls, fields)
     shape = _SHAPES.get(cls)
     if shape is None:
         shape = _SHAPES[cls] = tuple(_CHECKS[hint.partition("[")[0]] for hint in _hints(cls))

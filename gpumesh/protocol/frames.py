@@ -116,6 +116,8 @@ class FrameDecoder:
         size = len(self._scratch)
         if self._start == self._end:
             self._start = self._end = 0
+            if size == SCRATCH_BYTES and not self._is_after_chunk:
+                return self._view  # The usual case, at once.
             if self._is_after_chunk:
                 self._is_after_chunk = False
                 return self._view[:AFTER_CHUNK_BYTES]
