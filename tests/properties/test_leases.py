@@ -55,6 +55,7 @@ class Process:
         self.held: List[Any] = []
         self.wire: List[Any] = []
         self.doomed = False
+        self.waits = False  # Its task waits for others.
         self.bytes = 0  # Of each of its cards.
         self.kept = -1  # What it says that tasks before this one have left there, without its context; -1: nothing.
 
@@ -93,6 +94,7 @@ class LeasesMachine(RuleBasedStateMachine):
                 process = self.processes[action.runner]
                 assert process.up
                 assert not process.doomed
+                assert not process.waits, "behind a task that may wait for just this one"
                 assert process.environment == OTHER_ENVIRONMENT.get(action.spec, 0)
                 for task_id, attempt in action.tasks:
                     assert process.cards == self.lease_of[task_id].cards
@@ -118,6 +120,10 @@ class LeasesMachine(RuleBasedStateMachine):
                 process = self.processes[action.runner]
                 page = (process.started, process.finished, process.sent, process.since)
                 self.perform(self.leases.on_progress(action.runner, *page, self.now))
+            elif isinstance(action, local.Grant):
+                self.processes[action.runner].waits = False
+            elif isinstance(action, local.Waits):
+                assert action.task_id not in self.reports
             elif isinstance(action, LeaseHealth):
                 self.problem = action.problem
             else:
@@ -248,6 +254,7 @@ class LeasesMachine(RuleBasedStateMachine):
         task_id, attempt, _ = process.current
         status = Status.CANCELLED if process.interrupt == process.started else Status.OK
         process.current = None
+        process.waits = False
         process.finished = process.started
         process.kept = -1 if task_id % 3 else process.bytes // (1 + task_id % 4)
         if process.kept >= 0:
@@ -255,6 +262,26 @@ class LeasesMachine(RuleBasedStateMachine):
         process.held.append((task_id, attempt, int(status), b"", self.now - process.since if seconds is None else seconds))
         if seconds is None or not process.inbox:
             self.flush(process)
+
+    @rule(data=st.data(), goes_on=st.booleans())
+    def wait_or_go_on(self, data: Any, goes_on: bool) -> None:
+        """Its task waits for others, or has waited: then it goes on at once, since it has its cards."""
+        busy = [i for i in self.alive() if self.processes[i].current is not None and not self.processes[i].doomed]
+        if not busy:
+            return
+        ident = data.draw(st.sampled_from(busy))
+        process = self.processes[ident]
+        assert process.current is not None
+        task_id = process.current[0]
+        self.flush(process)
+        while process.wire:
+            self.hear(ident)
+        if not process.waits:
+            process.waits = True
+            self.perform(self.leases.on_waits(ident, task_id, self.now, waits=True))
+        if goes_on:
+            self.perform(self.leases.on_waits(ident, task_id, self.now, waits=False))
+            assert not process.waits
 
     @rule(data=st.data())
     def results_come(self, data: Any) -> None:

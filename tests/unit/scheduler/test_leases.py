@@ -11,7 +11,19 @@ from gpumesh.config import CANCEL_GRACE_SECONDS, RUNNER_RESTART_DELAYS_SECONDS
 from gpumesh.model.outcomes import Status
 from gpumesh.model.resources import DeviceFacts, Requirement
 from gpumesh.scheduler.leases import LEASE_IDLE_SECONDS, LeaseHealth, Leases
-from gpumesh.scheduler.local import FailEnvironment, Feed, Inspect, Interrupt, Kill, Kind, Report, StartRunner
+from gpumesh.scheduler.local import (
+    FailEnvironment,
+    Feed,
+    Grant,
+    Inspect,
+    Interrupt,
+    Kill,
+    Kind,
+    Report,
+    Revoke,
+    StartRunner,
+    Waits,
+)
 
 GB = 10**9
 ONE, TWO, HALF, SMALL, LARGE, PACKAGED, TIMED = range(7)  # Specs.
@@ -59,6 +71,9 @@ class LeasesUnderTest:
         assert actions[0] == Report(results)
         return actions[1:]
 
+    def wait(self, runner: int, task: int, *, waits: bool = True) -> List[Any]:
+        return self._note(self.leases.on_waits(runner, task, self.now, waits=waits))
+
     def down(self, runner: int, started: int = 0, finished: int = 0, **details: Any) -> List[Any]:
         self.fed.pop(runner, None)
         return self._note(self.leases.on_runner_down(runner, started, finished, details, self.now))
@@ -93,6 +108,37 @@ def not_run(*tasks: int) -> Report:
 @pytest.fixture
 def worker() -> LeasesUnderTest:
     return LeasesUnderTest()
+
+
+# --- tasks that wait for others
+
+
+def test_a_task_that_waits_keeps_its_process_and_what_is_deeper_gets_another(worker: LeasesUnderTest) -> None:
+    worker.arrive(A, ONE, 1)
+    worker.ready(10)
+    worker.arrive(A, ONE, 2)
+
+    assert worker.wait(10, 1) == [Waits(1, 1, True), not_run(2)]
+    assert worker.arrive(A, ONE, 3) == [not_run(3)]  # It was on its way.
+    assert worker.arrive(A, ONE, 4, ordinal=1) == [StartRunner(11, 4, 0, A)]
+    assert worker.ready(11) == [feed(11, ONE, 4)]
+    assert [task.task_id for task in worker.leases.waiting()] == [1]
+
+    assert worker.wait(10, 1, waits=False) == [Waits(1, 1, False), Grant(10, 1)]
+    assert worker.finish(11) == []
+    assert worker.finish(10) == []
+
+
+def test_what_was_fed_behind_a_task_that_waits_goes_back(worker: LeasesUnderTest) -> None:
+    worker.arrive(A, ONE, 1)
+    worker.ready(10)
+    worker.finish(10, 0.001)
+    worker.arrive(A, ONE, 2, 3)
+    assert worker.fed[10] == [2, 3]
+
+    assert worker.wait(10, 2) == [Revoke(10, 3), Waits(2, 1, True)]
+    assert worker.at(1.0).on_time() == [Inspect(10)]
+    assert worker.leases.on_progress(10, 2, 1, 1, 100.0, worker.now) == [not_run(3)]
 
 
 # --- processes
