@@ -110,12 +110,16 @@ class NestedSession(Session):
 
     def submit(self, handle: SpecHandle, payload: Union[bytes, Call], sink: Sink) -> int:
         """Send a task, which belongs to the one at hand; see `Session.submit`."""
-        handle = self._fitting(handle, [payload])
+        owner = nesting.owner()
+        if handle.others is not None or handle.spec.depth != (1 if owner is None else owner.depth + 1):
+            handle = self._fitting(handle, [payload])
         if type(payload) is not bytes:
             self.adopt(payload)
-        owner = nesting.owner()
         channel = self._open_channel()
-        self._begin(owner, channel)
+        if owner is None:
+            return channel.submit(handle, payload, sink)
+        if not owner.children or self._pinned:
+            self._begin(owner, channel)
         task_id = channel.submit(handle, payload, sink)
         self._note(owner, task_id, 1)
         return task_id
@@ -129,12 +133,15 @@ class NestedSession(Session):
         count = len(payloads)
         owner = nesting.owner()
         channel = self._open_channel()
+        if owner is None:
+            return channel.submit_many(handle, payloads, sink)
         self._begin(owner, channel)
         first = channel.submit_many(handle, payloads, sink)
         self._note(owner, first, count)
         return first
 
     def _fitting(self, handle: SpecHandle, payloads: List[Any]) -> SpecHandle:
+        """The handle that takes along what these payloads are made of, at the depth of the moment."""
         if handle.others is not None:
             handle = handle.others(handle, payloads)
         if handle.spec.depth != self.depth:
@@ -149,22 +156,21 @@ class NestedSession(Session):
 
     # --- whose it is
 
-    def _begin(self, owner: Optional[Running], channel: Channel) -> None:
+    def _begin(self, owner: Running, channel: Channel) -> None:
         """Something is about to be submitted: should that be interrupted, it is known where it began."""
-        if self._pinned:
-            self._unpin()
-        if owner is not None and not owner.children:
+        self._unpin()
+        if not owner.children:
             owner.children.append([channel.next_id, channel.next_id])
 
-    def _note(self, owner: Optional[Running], first: int, count: int) -> None:
-        if owner is None:
-            return
+    def _note(self, owner: Running, first: int, count: int) -> None:
         with self._noting:
             last = owner.children[-1] if owner.children else None
             if last is not None and last[1] == first:
                 last[1] = first + count
             else:
                 owner.children.append([first, first + count])
+        if owner.is_over:  # Since a moment ago, in another thread.
+            self._on_ended(owner)
 
     def feeder(self, feed: Any, read_on: Callable[[], None]) -> Callable[[], None]:
         """What the thread of a stream is to run, for whom the stream belongs to."""
@@ -185,10 +191,11 @@ class NestedSession(Session):
         for feed in (each() for each in task.feeds):
             if feed is not None:
                 feed.cancel()
-        if not task.children:
-            return
         channel = self._remote
-        children, task.children = task.children, []
+        with self._noting:
+            children, task.children = task.children, []
+        if not children:
+            return
         if channel is None or channel.end is not None:
             return
         if task is nesting.running and nesting.call.get() is None:  # It was alone.

@@ -331,3 +331,15 @@ def test_a_forgotten_session_answers_nobody(mesh: FakeMesh, session: NestedSessi
     until(lambda: task.is_over)
     assert mesh.cancelled == []
     assert future._status == Status.LOST
+
+
+def test_a_thread_that_submits_while_its_task_ends_leaves_nothing_behind(
+    mesh: FakeMesh, session: NestedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = Running(PARENT, "search", 0)
+    monkeypatch.setattr(nesting, "running", task)
+    submit(session)
+    mesh.until(lambda: len(mesh.tasks) == 1)
+    nesting.ended(task)
+    late = submit(session)  # It had asked whose it is before that.
+    mesh.until(lambda: late.task_id in mesh.cancelled)
