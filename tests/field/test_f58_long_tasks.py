@@ -20,7 +20,7 @@ LIMIT = 2.0  # Seconds, of everything that gives up after a while.
 LENGTH = 2.6
 PATIENCE = (
     "HANDSHAKE", "SILENCE", "CONNECT", "RECONNECT", "STORE_WAIT", "FREE_SEGMENTS", "PLACEMENT_TIMEOUT", "CLIENT_GRACE", "RESULT_GRACE", "ABSENT_CLIENT",
-    "RECOVERY", "WORKER_TTL", "AGEING", "DRAIN", "RUNNER_START", "ORPHAN", "ENVIRONMENT_IDLE", "JOB_WAIT",
+    "RECOVERY", "WORKER_TTL", "AGEING", "DRAIN", "RUNNER_START", "ORPHAN", "ENVIRONMENT_IDLE", "JOB_WAIT", "ACTOR_CLOSE",
 )  # fmt: skip
 TIMES = {**{f"{name}_SECONDS": LIMIT for name in PATIENCE}, "HEARTBEAT_SECONDS": 0.5}
 
@@ -68,7 +68,15 @@ def _rebuild(seconds: float) -> float:
 
 def test_the_times_that_are_made_short_are_all_that_anybody_waits_for() -> None:
     """Who adds one to config.py decides here whether it may end something that lives."""
-    harmless = {"HEARTBEAT", "DISTRIBUTE_TIMEOUT", "ENVIRONMENT_BUILD", "ENVIRONMENT_RETRY", "BACKOFF_CAP", "ELSEWHERE_UNKNOWN", "SPARE_RUNNER"}
+    harmless = {
+        "HEARTBEAT",
+        "DISTRIBUTE_TIMEOUT",
+        "ENVIRONMENT_BUILD",
+        "ENVIRONMENT_RETRY",
+        "BACKOFF_CAP",
+        "ELSEWHERE_UNKNOWN",
+        "SPARE_RUNNER",
+    }
     long = {
         name[: -len("_SECONDS")]
         for name, value in vars(gpumesh.config).items()
