@@ -528,16 +528,23 @@ class Channel:
         finally:
             self._role.take()
 
-    def post(self, link: MeshLink, messages: Sequence[Any]) -> bool:
-        """Send these, and what there is to tell of objects before them; False if that connection is over."""
+    def post(self, link: MeshLink, messages: Sequence[Any], *, is_followed: bool = False) -> bool:
+        """Send these, and what there is to tell of objects before them; False if that connection is over.
+
+        Args:
+            is_followed: They may wait for what this thread sends next, at once.
+        """
         with self._lock:
             if self._link is not link or self.end is not None:
                 return False
             objects = self._objects
             if objects is not None and objects.has_chores:
                 messages = [*objects.chores(link), *messages]
-            link.send(list(messages))
-            self.see_to_writing(link)
+            if is_followed:
+                link.queue(messages)
+            else:
+                link.send(list(messages))
+                self.see_to_writing(link)
             return not link.is_broken
 
     def tell(self, messages: Sequence[Any]) -> None:
@@ -1043,6 +1050,8 @@ class Channel:
                 self._refusals += 1
                 if self._refusals % _REFUSALS == 0:
                     self._role.heal()
+        if self._objects is not None:
+            self._objects.give_back_spare()
         if self._received - self._confirmed >= CONFIRMED_WITH_OTHERS:
             self.confirm()
         if due is None or time.monotonic() < due:
@@ -1282,4 +1291,4 @@ class Channel:
 def _origin(entry: Any, task_id: int) -> Optional[Tuple[SpecHandle, bytes]]:
     """What a task that has ended was made of, if it may run again and its arguments are at hand: bytes, which hold nothing else alive."""
     handle, payload = entry[:2] if type(entry) is tuple else (entry.handle, entry.payloads[task_id - entry.first])
-    return (handle, payload) if type(payload) is bytes and handle.spec.retries else None
+    return (handle, payload) if type(payload) is bytes and handle.spec.retries and not handle.spec.is_stream else None

@@ -85,7 +85,7 @@ class Call:
             self.unsettle()
         if self.stored is None and is_large(self.value):
             self.renewals = space.renewals
-            self.stored = space.store(self.value, self.refs)
+            self.stored = space.store(self.value, self.refs, is_followed=True)
             self.value = _kept(self.value) if keep and self.stored.nbytes <= MAX_KEPT_ARGUMENTS_BYTES else None
 
     def is_stale(self, space: ObjectSpace) -> bool:

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 from gpumesh.config import BULK_MESSAGE_BYTES, KIB, OUTBOX_PAUSE_BYTES, UNSENT_KERNEL_BYTES
 from gpumesh.errors import MeshError, MeshUnavailableError, ProtocolError
@@ -61,6 +61,18 @@ class MeshLink:
                 self.cut()
                 raise
             self._write(bulk=not self.wants_write)
+
+    def queue(self, messages: Sequence[Any]) -> None:
+        """Queue messages that leave with what is sent next. Raises as `send`."""
+        with self.lock:
+            try:
+                for message in messages:
+                    self.connection.send(message)
+            except ProtocolError:
+                raise
+            except BaseException:
+                self.cut()
+                raise
 
     def flush(self) -> None:
         """Write what the socket takes."""

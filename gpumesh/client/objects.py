@@ -27,6 +27,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Union
 
 from gpumesh.client.outcomes import SecondRunError
+from gpumesh.client.spare_segments import Segment, Spare
 from gpumesh.config import FETCH_WINDOW_BYTES, INLINE_VALUE_BYTES, KIB, MIB
 from gpumesh.errors import ObjectLostError, ObjectStoreFullError
 from gpumesh.model.ids import SEQUENCE_BITS
@@ -190,6 +191,7 @@ class ObjectSpace:
         self._writing = threading.Lock()
         self._gone_segments: Deque[str] = deque()
         self._putting = threading.Lock()
+        self._spare = Spare()  # Under `_putting`.
         self._unproven: Deque[Tuple[int, PutObject]] = deque()  # Put, and perhaps still on their way.
         self._puts = 0  # Of those, ever.
         self._unproven_bytes = 0  # Put since somebody asked for an answer.
@@ -231,11 +233,12 @@ class ObjectSpace:
 
     # --- storing
 
-    def store(self, payload: Any, inner: Sequence[ObjectRef]) -> ObjectRef:
+    def store(self, payload: Any, inner: Sequence[ObjectRef], *, is_followed: bool = False) -> ObjectRef:
         """Make an object of a payload, from the memory that it lies in now; returns when that may change.
 
         Args:
             inner: What the value refers to.
+            is_followed: Something else is sent at once, so that the last word of this may leave with that.
 
         Raises:
             ObjectStoreFullError: There is no room.
@@ -248,32 +251,26 @@ class ObjectSpace:
         oids = list(dict.fromkeys(ref.oid for ref in inner))
         while True:
             link = self._channel.await_link(None)
-            oid = self._channel.client << SEQUENCE_BITS | next(self._sequence)
             try:
                 if type(payload) is bytes and len(payload) < INLINE_VALUE_BYTES:
-                    self._put(link, PutObject(oid, nbytes, "", payload, oids), len(payload))
+                    oid = self._new_oid()
+                    self._put(link, PutObject(oid, nbytes, "", payload, oids), len(payload), is_followed=is_followed)
                 elif self._shares_host(link):
-                    self._store_here(link, oid, nbytes, parts, oids)
+                    oid = self._store_here(link, nbytes, parts, oids, is_followed=is_followed)
                 else:
+                    oid = self._new_oid()
                     self._store_there(link, oid, nbytes, parts, oids)
                 return ObjectRef(oid, nbytes, self, granted=1)
             except _ConnectionLost:
                 continue  # To the one that comes next, if any does.
 
-    def _store_here(self, link: MeshLink, oid: int, nbytes: int, parts: List[Any], oids: List[int]) -> None:
-        number = next(self._numbers)
-        reply = _Reply()
-        self._unwritten[number] = (oid, nbytes)
-        try:
-            (created,) = self._ask(link, [(number, reply)], [CreateSegment(number, oid, nbytes)], None)
-        except _ConnectionLost:
-            self._unwritten.pop(number, None)
-            raise
-        except BaseException:  # Interrupted: the segment goes back as it is when it comes.
-            if reply.event is not None:
-                self._give_back(link, reply.event)
-            raise
-        self._unwritten.pop(number, None)
+    def _store_here(self, link: MeshLink, nbytes: int, parts: List[Any], oids: List[int], *, is_followed: bool) -> int:
+        segment = self._spare_segment(link, nbytes)
+        if segment is None:
+            segment = self._new_segment(link, nbytes)
+            self._post(link, [CreateSegment(segment.number, segment.oid, nbytes)])
+        created = self._await_segment(segment)
+        oid = segment.oid
         if created.error:
             raise from_text(created.error)
         written = PutObject(oid, nbytes, os.path.basename(created.path), None, oids)
@@ -295,14 +292,60 @@ class ObjectSpace:
                     "drop references that are not needed, or give the store less memory with --object-memory"
                 ) from error
             raise
-        self._put(link, written, 0)
+        self._put(link, written, 0, is_followed=is_followed)
+        return oid
 
-    def _put(self, link: MeshLink, message: PutObject, nbytes: int) -> None:
+    def _new_segment(self, link: MeshLink, nbytes: int) -> Segment:
+        """One to be asked for, whose answer is awaited from now on."""
+        number, oid = next(self._numbers), self._new_oid()
+        reply = _Reply()
+        reply.mark = self._puts
+        self._unwritten[number] = (oid, nbytes)
+        self._replies[number] = reply
+        return Segment(link, number, oid, nbytes, reply)
+
+    def _spare_segment(self, link: MeshLink, nbytes: int) -> Optional[Segment]:
+        """The one that was asked for ahead, if it fits."""
+        with self._putting:
+            spare = self._spare.take()
+        if spare is None or (spare.link is link and spare.nbytes == nbytes):
+            return spare
+        self._leave(spare)
+        return None
+
+    def _await_segment(self, segment: Segment) -> SegmentCreated:
+        reply = segment.reply
+        try:
+            self._channel.drive_until(lambda: reply.is_there, self._condition, None)
+        except BaseException:  # Interrupted: the segment goes back as it is when it comes.
+            self._leave(segment)
+            raise
+        self._replies.pop(segment.number, None)
+        self._unwritten.pop(segment.number, None)
+        if reply.event is None:
+            raise _ConnectionLost
+        created: SegmentCreated = reply.event
+        return created
+
+    def _leave(self, segment: Segment) -> None:
+        """Nobody will write into it."""
+        self._replies.pop(segment.number, None)
+        if segment.reply.event is not None:
+            self._give_back(segment.link, segment.reply.event)
+
+    def _put(self, link: MeshLink, message: PutObject, nbytes: int, *, is_followed: bool = False) -> None:
         """Send what nobody answers; until something else is answered, it may have to be sent again."""
         with self._putting:
             number = self._puts + 1
             self._unproven.append((number, message))
-            self._post(link, [message])
+            messages: List[Any] = [message]
+            spare = None
+            if message.segment and self._spare.is_wanted(message.nbytes):
+                spare = self._new_segment(link, message.nbytes)
+                spare.reply.mark = number
+                messages.append(CreateSegment(spare.number, spare.oid, message.nbytes))
+            self._post(link, messages, is_followed=is_followed)
+            self._spare.segment = spare or self._spare.segment
             self._puts = number
             self._unproven_bytes += nbytes + UNPROVEN_OVERHEAD_BYTES
             is_proof_due = self._unproven_bytes >= UNPROVEN_BYTES
@@ -509,9 +552,22 @@ class ObjectSpace:
             raise _ConnectionLost
         return events
 
-    def _post(self, link: MeshLink, messages: List[Any]) -> None:
-        if not self._channel.post(link, messages):
+    def _post(self, link: MeshLink, messages: List[Any], *, is_followed: bool = False) -> None:
+        if not self._channel.post(link, messages, is_followed=is_followed):
             raise _ConnectionLost
+
+    def _new_oid(self) -> int:
+        return self._channel.client << SEQUENCE_BITS | next(self._sequence)
+
+    def give_back_spare(self) -> None:
+        """Nobody has needed for long what was asked for ahead. On the I/O thread, from time to time."""
+        if self._spare.is_stale() and self._putting.acquire(blocking=False):
+            try:
+                spare = self._spare.take()
+            finally:
+                self._putting.release()
+            if spare is not None:
+                self._leave(spare)
 
     # --- what arrives, under the receive lock
 
@@ -621,6 +677,7 @@ class ObjectSpace:
         replies, self._replies = self._replies, {}
         self._shared_on = None
         self._unwritten.clear()
+        self._spare.segment = None
         self._sending.clear()
         with self._condition:
             for reply in itertools.chain(offers, replies.values()):

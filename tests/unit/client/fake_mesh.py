@@ -217,6 +217,7 @@ class FakeMesh:
         if kind is OpenStore:
             connection.send(StoreOffer(str((self._folder or Path("/nowhere")) / "probe"), SECRET))
         elif kind is CreateSegment:
+            self.received.append(event)
             if self.full:
                 connection.send(SegmentCreated(event.number, "", f"full: {self.full}"))
                 return

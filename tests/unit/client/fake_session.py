@@ -35,6 +35,7 @@ class FakeSession:
     """
 
     is_nested = False
+    slot = None
 
     def __init__(self, *, runs: bool = True) -> None:
         self.runs = runs

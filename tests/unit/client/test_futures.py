@@ -24,6 +24,8 @@ from gpumesh.serialization.values import dumps
 class NoIo:
     """A session without a mesh: whoever waits, waits for the condition."""
 
+    slot = None
+
     def __init__(self) -> None:
         self.cancelled: List[int] = []
 
