@@ -23,7 +23,7 @@ from gpumesh.protocol.messages import (
     TaskWaits,
 )
 from gpumesh.runtime.loop import Alarm
-from gpumesh.runtime.page import CONCURRENT, FINISHED, FLUSH, INTERRUPT, ORDERS, SENT, SINCE, STARTED
+from gpumesh.runtime.page import CONCURRENT, FINISHED, FLUSH, INTERRUPT, ORDERS, SENT, SINCE, STARTED, WRITTEN
 from gpumesh.runtime.pool_owner import PoolOwner
 from gpumesh.runtime.runner_processes import Definitions, Process, ProcessUser
 from gpumesh.scheduler import local
@@ -296,7 +296,11 @@ class ActorPool(ProcessUser):
     def on_process_message(self, process: Process, kind: Any, message: Any) -> None:
         if kind is TasksFinished:
             results = message.results
-            if results:
+            written = process.page.words[WRITTEN]
+            if (
+                written != process.written and results
+            ):  # A look at the pipes for each result would cost every call a system call.
+                process.written = written
                 self._processes.drain_output(process, results[-1][0])
             self._perform(self.local.on_results(process.ident, results, self._loop.time()))
             self._owner.on_results_heard(results)

@@ -106,6 +106,7 @@ class Process:
         "is_gone",
         "poll",
         "held",
+        "written",
     )
 
     def __init__(
@@ -131,6 +132,7 @@ class Process:
         self.environment = environment  # Which spawner is its parent.
         self.cards = cards  # That it sees.
         self.is_gone = False
+        self.written = 0  # Writes of its that we know of; see page.WRITTEN.
         self.held: Set[int] = set()  # Streams that are not read: the agent's link is congested.
         self.poll = select.poll()
         for fd in outputs:

@@ -99,7 +99,7 @@ class Resident:
     """One life of one actor on this worker."""
 
     __slots__ = ("actor", "attempt", "spec", "kind", "cards", "ordinal", "slots", "runner", "stage", "is_here", "is_admitted", "is_fed",
-                 "is_side_by_side", "mailbox", "sent", "last", "check_at", "interrupted", "reason", "kill_at", "end", "is_gentle",
+                 "is_side_by_side", "mailbox", "sent", "last", "since", "check_at", "interrupted", "reason", "kill_at", "end", "is_gentle",
                  "is_asked", "grace", "is_silent", "result", "starts", "start_at")  # fmt: skip
 
     def __init__(
@@ -121,6 +121,7 @@ class Resident:
         self.mailbox: OrderedDict[Key, Call] = OrderedDict()  # Not sent, in order.
         self.sent: Dict[Key, Call] = {}  # In order; no result has come.
         self.last = CREATION  # Number of what was sent last.
+        self.since = 0.0  # Of the last news of its calls.
         self.check_at = 0.0
         self.interrupted = 0  # Number of what is being interrupted.
         self.reason = 0  # Status that it ends with, or that a sent call is to; -1: it ends with the actor.

@@ -29,7 +29,6 @@ from gpumesh.config import (
     ACTOR_CLOSE_SECONDS,
     ACTOR_WINDOW_CALLS,
     CANCEL_GRACE_SECONDS,
-    FEED_STUCK_SECONDS,
     REVOKE_SETTLE_SECONDS,
     RUNNER_RESTART_DELAYS_SECONDS,
     RUNNER_START_SECONDS,
@@ -331,8 +330,10 @@ class LocalActors:
             due.append(now + LOOK_SECONDS)
         if resident.reason:
             self._tell_dropped(resident, started, actions, due, now)
-        if finished > sent and (not is_running or ran > LATE_RESULT_SECONDS):
+        if finished > sent and (not is_running or ran >= LATE_RESULT_SECONDS):
             actions.append(AskResults(runner))
+        elif len(resident.sent) > 1 and ran < LATE_RESULT_SECONDS:
+            due.append(now + max(LATE_RESULT_SECONDS, (now - resident.since) / 2))  # Its result may be held up behind the next.
         limits = [self._calls[call.spec].timeout for call in resident.sent.values() if call.number > started]
         limits = [limit for limit in limits if limit]
         if limits:
@@ -533,7 +534,8 @@ class LocalActors:
     def _look_out(self, resident: Resident, now: float) -> None:
         """Results wait in the process for company, and may be held up there behind a long call."""
         if len(resident.sent) > 1 and not resident.is_side_by_side:
-            self._check_by(resident, now + FEED_STUCK_SECONDS)
+            resident.since = now
+            self._check_by(resident, now + 1.5 * LATE_RESULT_SECONDS)
 
     def _check_by(self, resident: Resident, when: float) -> None:
         if not resident.check_at or when < resident.check_at:
