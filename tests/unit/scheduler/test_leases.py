@@ -10,7 +10,7 @@ import pytest
 from gpumesh.config import CANCEL_GRACE_SECONDS, RUNNER_RESTART_DELAYS_SECONDS
 from gpumesh.model.outcomes import Status
 from gpumesh.model.resources import DeviceFacts, Requirement
-from gpumesh.scheduler.leases import LEASE_IDLE_SECONDS, LeaseHealth, Leases
+from gpumesh.scheduler.leases import LEASE_IDLE_SECONDS, GuestAdmitted, LeaseHealth, Leases
 from gpumesh.scheduler.local import (
     FailEnvironment,
     Feed,
@@ -108,6 +108,39 @@ def not_run(*tasks: int) -> Report:
 @pytest.fixture
 def worker() -> LeasesUnderTest:
     return LeasesUnderTest()
+
+
+# --- guests
+
+
+def test_a_guest_is_let_in_at_once_where_there_is_room(worker: LeasesUnderTest) -> None:
+    worker.run(A, HALF, 1)
+    admitted = worker.leases.admit(99, A, NEEDS[HALF])
+    assert [type(action) for action in admitted] == [GuestAdmitted]
+    assert worker.leases.admit(98, B, NEEDS[ONE]) == [GuestAdmitted(98)]
+
+
+def test_idle_processes_make_way_for_a_guest(worker: LeasesUnderTest) -> None:
+    idle = worker.run(A, ONE, 1)
+    elsewhere = worker.run(B, ONE, 2)
+    asked = worker.leases.admit(99, A, NEEDS[ONE])
+    assert [(type(action), *action) for action in asked] == [(Kill, idle)]
+    gone = worker.down(idle, 1, 1)
+    assert [(type(action), *action) for action in gone] == [(GuestAdmitted, 99)]
+    assert worker.arrive(B, ONE, 3) == [feed(elsewhere, ONE, 3)]
+
+
+def test_a_guest_has_its_share_until_it_leaves_and_is_never_asked_to(worker: LeasesUnderTest) -> None:
+    assert worker.leases.admit(99, A, NEEDS[HALF]) == [GuestAdmitted(99)]
+    idle = worker.run(A, HALF, 1)
+    (kill, start) = worker.arrive(A, HALF, 2, ordinal=1)
+    assert (type(kill), *kill) == (Kill, idle), "two halves are taken"
+    worker.ready(start.runner)
+    worker.down(idle, 1, 1)
+    worker.finish(start.runner)
+    worker.leases.leave(99)
+    (start,) = worker.arrive(A, HALF, 3)
+    assert isinstance(start, StartRunner)
 
 
 # --- tasks that wait for others
