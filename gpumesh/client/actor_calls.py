@@ -59,8 +59,13 @@ class ActorMethod:
             MeshUnavailableError, MeshClosedError: The connection to the mesh is gone.
         """
         contact = self._contact
+        payload = _plain(args, kwargs)
         known = self._known
-        if known is None or known.channel.end is not None or not known.travel.holds():
+        if (
+            known is None
+            or known.channel.end is not None
+            or not (known.travel.holds() if payload is None else known.travel.names_the_same())
+        ):
             known = self._known = contact.known(self._name, self._kind, self._options)
         spec = known.spec
         if self._kind:
@@ -69,7 +74,8 @@ class ActorMethod:
         if contact.died is not None:
             future.task_ended(0, _ACTOR_DIED, contact.died, 0.0, "")
             return future
-        payload = _pack(spec, args, kwargs)
+        if payload is None:
+            payload = pack_call(args, kwargs, what=spec.name, function=None)
         if len(contact.pending) >= contact.shape.mailbox:
             contact.make_room(spec.name)
         call = PendingCall(contact, future)
@@ -102,7 +108,7 @@ class ActorMethod:
         if contact.died is not None:
             stream.sink.task_ended(0, _ACTOR_DIED, contact.died, 0.0, "")
             return stream
-        payload = _pack(spec, args, kwargs)
+        payload = _plain(args, kwargs) or pack_call(args, kwargs, what=spec.name, function=None)
         if len(contact.pending) >= contact.shape.mailbox:
             contact.make_room(spec.name)
         call = PendingCall(contact, stream.sink)
@@ -160,15 +166,16 @@ def _make_method(actor: int, description: bytes, token: Any, name: str, options:
     return ActorMethod(contact, name, contact.shape.kind_of(name), CallOptions(*options))
 
 
-def _pack(spec: SpecHandle, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    """The arguments as a payload: bytes, or a Call. Small plain ones take the shortest way."""
-    if not kwargs:
-        if not args:
-            return _NO_ARGUMENTS
-        if len(args) <= 4 and _SCALARS.issuperset(map(type, args)):
-            payload = _dumps((args, kwargs), 5)
-            return payload if len(payload) < INLINE_VALUE_BYTES else Call(payload)
-    return pack_call(args, kwargs, what=spec.name, function=None)
+def _plain(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """Few small arguments as a payload, in the shortest way: what they are made of is everywhere. None: they are no such arguments."""
+    if kwargs or len(args) > 4:
+        return None
+    if not args:
+        return _NO_ARGUMENTS
+    if not _SCALARS.issuperset(map(type, args)):
+        return None
+    payload = _dumps((args, kwargs), 5)
+    return payload if len(payload) < INLINE_VALUE_BYTES else Call(payload)
 
 
 def _submit(known: Known, payload: Any, call: PendingCall) -> int:

@@ -870,8 +870,12 @@ class Channel:
             ids = [task_id for task_id in task_ids if task_id in self._pending and task_id not in self._cancelling]
             if self._calls.held or self.lines:  # The coordinator knows nothing of these.
                 for task_id in ids:
-                    if self._calls.let_go(task_id) or task_id in self.lines:
+                    actor = self.lines.actor_of(task_id)
+                    if self._calls.let_go(task_id) or actor:
                         self._end_soon(task_id, int(Status.CANCELLED), {"reason": ""})
+                    if actor:
+                        self.lines.leave(task_id)
+                        self._next_in_line(actor)
                 ids = [task_id for task_id in ids if task_id in self._pending]
             if not ids:
                 return

@@ -70,9 +70,13 @@ class Travel:
 
     def holds(self) -> bool:
         """Whether it would be the same now. A tenth of a microsecond, but for the moments when it looks at the files."""
-        if len(sys.modules) != self._loaded or self._version != self._shipper.version:
-            return self._still_names_the_same()
+        if (len(sys.modules) != self._loaded or self._version != self._shipper.version) and not self._still_names_the_same():
+            return False
         return time.perf_counter() < self._next_look or self._look()
+
+    def names_the_same(self) -> bool:
+        """Whether the same modules would travel now, whatever is in their files."""
+        return (len(sys.modules) == self._loaded and self._version == self._shipper.version) or self._still_names_the_same()
 
     def _still_names_the_same(self) -> bool:
         loaded = len(sys.modules)
@@ -81,7 +85,7 @@ class Travel:
         if self.others != self._others():
             return False
         self._loaded = loaded
-        return time.perf_counter() < self._next_look or self._look()
+        return True
 
     def _others(self) -> List[Tuple[bytes, str]]:
         parcels = self.cargo.parcels if self.cargo is not None else []
