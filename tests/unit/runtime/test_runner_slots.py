@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -47,13 +48,7 @@ class Site:
         return self._heard.pop(0)
 
     def hears_nothing(self) -> bool:
-        self._socket.settimeout(5 * LOOSE_SECONDS)
-        try:
-            return not self._heard and not self._socket.recv(1, socket.MSG_PEEK)
-        except TimeoutError:
-            return True
-        finally:
-            self._socket.settimeout(SOON)
+        return not self._heard and not select.select([self._socket], [], [], 5 * LOOSE_SECONDS)[0]
 
     def grant(self, task: int = TASK) -> None:
         self._connection.send(SlotGranted(task))
