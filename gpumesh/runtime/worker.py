@@ -270,6 +270,9 @@ class WorkerAgent(PoolOwner):
         waiting = self._pool.waiting()
         if waiting:
             link.send(TasksWait(waiting, True))
+        if self._pool.actors is not None:
+            for actor, attempt in self._pool.actors.local.alive():
+                link.send(ActorReady(actor, attempt))
         passing = self._objects.connected(link) if self._objects is not None else None
         if self._streams is not None:
             self._streams.connected()

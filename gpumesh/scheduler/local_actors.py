@@ -127,6 +127,10 @@ class LocalActors:
                 found[-1][3].append((call.task_id, call.attempt))
         return found
 
+    def alive(self) -> List[Key]:
+        """(actor, attempt) of those that have been constructed, and are not ending."""
+        return [resident.key for resident in self._residents.values() if resident.stage is Stage.ALIVE]
+
     def spec_of(self, runner: int) -> int:
         """Of the creation of the actor whose process this is."""
         return self._by_runner[runner].spec

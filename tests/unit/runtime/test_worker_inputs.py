@@ -12,12 +12,35 @@ from gpumesh.runtime.worker_inputs import TaskInputs
 RED, BLUE, NONE = ("GPU-red",), ("GPU-blue",), ()
 
 
+CALLS = 7  # A spec of calls.
+
+
+class Actors:
+    """An actor that expects whatever is called."""
+
+    def __init__(self) -> None:
+        self.lost: List[int] = []
+
+    def knows(self, spec: int) -> bool:
+        return spec == CALLS
+
+    def callee(self, spec: int) -> int:
+        return 99
+
+    def inputs_lost(self, spec: int, task_id: int, attempt: int) -> None:
+        self.lost.append(task_id)
+
+    def abandon(self, *, has_store: bool) -> None:
+        assert has_store
+
+
 class Worker:
     """A pool with two slots and a store whose objects come when the test says so."""
 
     def __init__(self) -> None:
         self.slots = 2
         self.pool = self
+        self.actors = Actors()
         self.loop = asyncio.get_running_loop()
         self.copy_bytes = 0
         self.has_own_store = False
@@ -33,6 +56,14 @@ class Worker:
     def run(self, spec: int, tasks: Any, **where: Any) -> None:
         """The pool has it."""
         self.ran.extend(task[0] for task in tasks)
+
+    def expect(self, spec: int, tasks: Any, **where: Any) -> Any:
+        """The actor keeps their places."""
+        return tasks
+
+    def call(self, task: int) -> None:
+        """A call whose only input is an object with its own number."""
+        self.inputs.run(CALLS, [(task, 1, Stored(task, 10**9))])
 
     def copy_of(self, oid: int) -> None:
         """None is here before it was asked for."""
@@ -122,5 +153,63 @@ def test_a_draining_worker_takes_nothing_when_its_owner_lends_it_again() -> None
         worker.arrive(1, NONE)
 
         assert worker.back() == [(1, NOT_RUN)]
+
+    on_a_loop(test)
+
+
+def test_inputs_of_calls_come_one_call_after_the_other() -> None:
+    async def main() -> None:
+        worker = Worker()
+        for task in (1, 2, 3):
+            worker.call(task)
+        worker.inputs.run(CALLS, [(4, 1, b"plain")])
+        assert sorted(worker.asked) == [1], "those of a later one could keep the memory that those of this one need"
+        assert worker.ran == [4], "the actor knows its place"
+        worker.bring(1)
+        await asyncio.sleep(0)  # It goes on in the next turn of the loop.
+        assert sorted(worker.asked) == [1, 2]
+        worker.bring(2)
+        assert worker.ran == [4, 1, 2]
+
+    asyncio.run(main())
+
+
+def test_calls_that_an_actor_has_given_up_are_dropped_without_a_word() -> None:
+    async def main() -> None:
+        worker = Worker()
+        for task in (1, 2, 3):
+            worker.call(task)
+        worker.inputs.forget([(1, 1), (3, 1)])
+        await asyncio.sleep(0)
+        assert worker.back() == []
+        worker.bring(1)
+        assert worker.released == [1], "what comes too late is let go"
+        worker.bring(2)
+        assert worker.ran == [2]
+        assert worker.inputs.is_idle
+
+    asyncio.run(main())
+
+
+def test_what_is_taken_back_from_tasks_actors_give_up_by_themselves() -> None:
+    def test(worker: Worker) -> None:
+        worker.call(1)
+        worker.inputs.withhold(everything=True, cards=frozenset())
+        worker.inputs.drain()
+        assert worker.back() == []
+        assert not worker.inputs.is_idle
+
+    on_a_loop(test)
+
+
+def test_an_actor_hears_of_calls_that_do_not_come() -> None:
+    def test(worker: Worker) -> None:
+        for task in (1, 2, 3):
+            worker.call(task)
+        assert worker.inputs.recall([(2, 1), (5, 1)], kill=True) == [(5, 1)]
+        assert worker.back() == [(2, int(Status.CANCELLED))]
+        worker.asked[1](None, "lost: it is gone")
+        assert worker.back() == [(1, int(Status.RAISED))]
+        assert worker.actors.lost == [2, 1]
 
     on_a_loop(test)

@@ -161,6 +161,7 @@ def test_its_process_is_started_at_once_and_constructs_it_when_it_is_up(worker: 
     assert worker.local.on_ready(1, worker.now) == [Feed(1, CREATION, [(ACTOR, 1)])]
     assert worker.alive() == [Alive(ACTOR, 1)]
     assert not worker.local.is_idle
+    assert worker.local.alive() == [(ACTOR, 1)]
 
 
 def test_it_sees_its_cards_and_is_constructed_when_there_is_room_on_them(worker: ActorsUnderTest) -> None:
