@@ -13,6 +13,7 @@ Promises:
 5. It never outlives its agent: end of stream when idle, the spawner's kill when busy.
 6. What runs on a GPU finds torch's modules and tensors there, and leaves no memory behind but what its globals hold; a process
    whose GPU does not answer any more ends.
+7. A process that was interrupted while it imported something ends: nobody can tell what half of it is there.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 OUTPUT_FDS = (1, 2)
 _load_call, _dumps = values.loads_call, values.dumps  # Looked up for every task.
+ERRORS_LOOKED_AT = 10  # Of a chain of exceptions, for whether an interrupt has hit an import.
 HELD_RESULTS = 256  # Results held at most, whatever their age.
 HELD_BYTES = 1024 * 1024
 _OK, _RAISED, _CANCELLED, _NOT_RUN = (int(status) for status in (Status.OK, Status.RAISED, Status.CANCELLED, Status.NOT_RUN))
@@ -60,7 +62,9 @@ class Runner(TaskProcess):
         self._flushes = 0
         self._last_sent = 0.0
         self._slot = runner_slots.TaskSlot(self._channel, self._slot_task, self._flush_if_any)
-        self._is_spent = False  # Its GPU does not answer this process any more; another one may have better luck.
+        self._is_spent = (
+            False  # Another process may have better luck: this one's GPU does not answer, or an import was interrupted.
+        )
 
     def run(self) -> None:
         """Serve until the agent closes the socket."""
@@ -148,7 +152,7 @@ class Runner(TaskProcess):
             nesting.ended(nesting.running)
             nesting.running = None
         if spec.device is not None:
-            self._is_spent = not spec.device.free()
+            self._is_spent = not spec.device.free() or self._is_spent
             words[KEPT] = 1 + spec.device.kept
         if objects.is_used or refs.are_used:
             objects.end_task()
@@ -216,6 +220,8 @@ class Runner(TaskProcess):
         self._flush()
 
     def _failure(self, spec: KnownSpec, error: BaseException) -> Tuple[int, Any]:
+        if self._words[INTERRUPT] == self._number and _came_in_an_import(error):
+            self._is_spent = True
         if isinstance(error, KeyboardInterrupt) and self._words[INTERRUPT] == self._number:
             return _CANCELLED, {"reason": "interrupted"}
         return super()._failure(spec, error)
@@ -247,6 +253,20 @@ class Runner(TaskProcess):
 
     def _on_tasks(self, spec: KnownSpec, tasks: Any) -> None:
         self._queue.extend([(spec, task) for task in tasks])
+
+
+def _came_in_an_import(error: Optional[BaseException]) -> bool:
+    """Whether an exception, or one that it replaced, came out of a module that was being imported. Python hides the import itself."""
+    for _ in range(ERRORS_LOOKED_AT):
+        if error is None:
+            return False
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_name == "<module>":
+                return True
+            trace = trace.tb_next
+        error = error.__context__
+    return False
 
 
 def _trace() -> str:

@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import Any, List
 
-from gpumesh import accelerate
+from gpumesh import GPUMesh, accelerate
 from tests.support.hardware import card
+from tests.support.processes import until
 from tests.support.site import Site
 
 
@@ -52,3 +53,29 @@ def test_the_next_task_gets_another_process_and_nothing_is_held_against_anyone(t
         assert len(set(pids)) >= 3
         (worker,) = site.mesh.workers()
         assert (worker["problem"], worker["done"]) == ("", 15)
+
+
+def import_slowly(folder: str) -> None:
+    import sys
+
+    sys.path.insert(0, folder)
+    import imported_slowly  # type: ignore[import-not-found]  # noqa: F401
+
+
+def test_a_process_that_was_interrupted_while_it_imported_something_is_not_used_again(tmp_path: Path) -> None:
+    (tmp_path / "imported_slowly.py").write_text(
+        "import os, time\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        "try:\n    time.sleep(60)\nexcept KeyboardInterrupt as error:\n    raise ImportError('as some C code makes of it') from None\n"
+    )
+    with GPUMesh.local(workers=1, slots=1) as mesh:
+        future = accelerate(mesh, retries=0)(import_slowly).remote(str(tmp_path))
+        spent = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 20))
+        waits = accelerate(mesh, retries=0)(os.getpid).remote()
+
+        future.cancel()
+
+        assert waits.result(20) != spent
+        until(lambda: not Path(f"/proc/{spent}").exists(), 20, what="its process has ended")
+        (worker,) = mesh.workers()
+        assert (worker["problem"], worker["crashed"]) == ("", 0)
