@@ -27,6 +27,7 @@ from gpumesh.scheduler.local import (
     Report,
     StartRunner,
 )
+from gpumesh.scheduler.local_actor_looks import BLOCKED_SECONDS, LOOK_SECONDS
 from gpumesh.scheduler.local_actor_parts import (
     Alive,
     CallFacts,
@@ -36,7 +37,8 @@ from gpumesh.scheduler.local_actor_parts import (
     EndProcess,
     SlotsTaken,
 )
-from gpumesh.scheduler.local_actors import BLOCKED_SECONDS, LOOK_SECONDS, START_TRIES, LocalActors
+from gpumesh.scheduler.local_actor_tables import START_TRIES
+from gpumesh.scheduler.local_actors import LocalActors
 
 OK = int(Status.OK)
 RAISED = int(Status.RAISED)
