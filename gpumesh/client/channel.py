@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Iterator, List, Op
 
 from gpumesh.client.calls import INPUT_FAILED, INPUT_MISSING, Calls
 from gpumesh.client.lanes import BATCH_BYTES, BATCH_TASKS, Batch, Lane, Sink, SpecHandle, in_messages
-from gpumesh.client.lines import Lines, parts_of
+from gpumesh.client.lines import Lines, parts_of, that_keep_order
 from gpumesh.client.link import MeshLink, Poller, dial, local_facts
 from gpumesh.client.outage import Outage
 from gpumesh.client.output import OutputPrinter
@@ -606,7 +606,11 @@ class Channel:
                 self._add_code(link, lane.handle.cargo, messages)
             messages.append(DefineSpec(number, tuple(lane.handle.spec)))
             lane.defined_on = link
-        if self._sent_before:
+        if lane.actor and (lane.has_others or self._sent_before):
+            for call_ids, its_payloads in that_keep_order(ids, payloads):
+                for part, those, again in self._split(call_ids, its_payloads):
+                    messages.extend(in_messages(number, part, those, again=again))
+        elif self._sent_before:
             for part, its_payloads, again in self._split(ids, payloads):
                 messages.extend(in_messages(number, part, its_payloads, again=again))
         elif lane.has_others or len(ids) > BATCH_TASKS:

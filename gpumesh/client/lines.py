@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Deque, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
+from gpumesh.model.payloads import Later
+
 if TYPE_CHECKING:
     from gpumesh.client.lanes import Lane
 
@@ -111,6 +113,19 @@ def parts_of(dirty: List[Lane]) -> Iterator[List[Part]]:
     else:
         for lane in dirty:
             yield [_taken(lane)]
+
+
+def that_keep_order(ids: List[int], payloads: List[Any]) -> Iterator[Tuple[List[int], List[Any]]]:
+    """Calls in portions to be sent as a message each: of one message the coordinator takes those that wait for results last."""
+    first = 0
+    has_late = False
+    for place, payload in enumerate(payloads):
+        is_late = isinstance(payload, tuple) and any(type(value) is Later for _, value in payload[1])
+        if has_late and not is_late:
+            yield ids[first:place], payloads[first:place]
+            first = place
+        has_late = is_late
+    yield ids[first:], payloads[first:]
 
 
 def _taken(lane: Lane) -> Part:

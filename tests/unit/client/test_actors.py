@@ -298,6 +298,21 @@ def test_calls_of_several_methods_arrive_in_the_order_in_which_they_were_made(fa
     assert mine == [future.task_id for future in made]
 
 
+def test_what_follows_a_call_that_waits_for_a_result_is_a_message_of_its_own(fake: FakeMesh, mesh: GPUMesh) -> None:
+    handle = mesh.actor(Counter).remote()
+    first = handle.get.remote()
+    futures = [
+        handle.increment.remote(first),
+        handle.increment.remote(2),
+        handle.increment.remote(first),
+        handle.increment.remote(4),
+    ]
+    await_calls(fake, 5)
+    messages = [list(each.task_ids) for each in fake.received if type(each) is SubmitTasks]
+    for late in (futures[0], futures[2]):
+        assert any(message[-1] == late.task_id for message in messages)
+
+
 def submitted_when(fake: FakeMesh, count: int) -> List[Tuple[int, TaskSpec]]:
     fake.until(lambda: len([1 for _, spec in submitted(fake) if spec.actor]) >= count)
     return submitted(fake)

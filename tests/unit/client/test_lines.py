@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Set, Tuple
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumesh.client.lanes import Lane, SpecHandle
-from gpumesh.client.lines import Lines, parts_of
+from gpumesh.client.lines import Lines, parts_of, that_keep_order
+from gpumesh.model.payloads import Bundle, Later
 from gpumesh.model.tasks import TaskSpec
 
 
@@ -45,6 +47,26 @@ def test_payloads_stay_with_their_calls() -> None:
     for parts in parts_of([lane(1, 7, [1, 4]), lane(2, 7, [2, 3])]):
         for _, ids, payloads in parts:
             assert payloads == [b"%d" % call for call in ids]
+
+
+LATE = Bundle(b"", ((0, Later(9)),))
+OTHER = Bundle(b"", ((0, b"here"),), (7,))
+
+
+@pytest.mark.parametrize(
+    ("payloads", "portions"),
+    [
+        ([b"", b""], [[0, 1]]),
+        ([b"", LATE], [[0, 1]]),
+        ([LATE, LATE], [[0, 1]]),
+        ([LATE, b""], [[0], [1]]),
+        ([LATE, OTHER, LATE, LATE, b"", b""], [[0], [1, 2, 3], [4, 5]]),
+    ],
+)
+def test_no_message_has_a_call_behind_one_that_waits_for_a_result(payloads: List[Any], portions: List[List[int]]) -> None:
+    found = list(that_keep_order(list(range(len(payloads))), payloads))
+    assert [ids for ids, _ in found] == portions
+    assert [payload for _, those in found for payload in those] == payloads
 
 
 def test_whoever_is_made_later_waits_behind_one_that_cannot_go() -> None:
