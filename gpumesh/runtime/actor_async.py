@@ -171,6 +171,10 @@ class AsyncCalls(Calls):
     def _on_limit(self, call: _Call) -> None:
         assert self._limits is not None
         if not call.is_late:
+            waited = self._process.streams.take_waited(call.task_id) if call.spec.is_stream else 0.0
+            if waited:
+                self._limits.add(monotonic() + waited, call)
+                return
             call.is_late = True
             self._limits.add(monotonic() + BLOCKED_SECONDS, call)
             self._loop.call_soon_threadsafe(self._give_up, call, _TIMED_OUT, timed_out(call.spec.timeout))

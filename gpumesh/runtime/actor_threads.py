@@ -251,6 +251,10 @@ class ThreadCalls(Calls):
         self._limits.add(call.since + call.spec.timeout, call)
 
     def _time_out(self, call: _Call) -> None:
+        waited = self._process.streams.take_waited(call.task_id) if call.spec.is_stream else 0.0
+        if waited and self._limits is not None:
+            self._limits.add(monotonic() + waited, call)
+            return
         self._give_up(call, _TIMED_OUT, timed_out(call.spec.timeout))
 
     def _give_up(self, call: _Call, status: int, details: Any) -> None:

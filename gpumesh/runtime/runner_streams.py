@@ -34,6 +34,7 @@ BATCH_BYTES = GENERATOR_WINDOW_BYTES // 4
 LEAST_UNDER_WAY = 2  # Of values of any size: one is made while the other is taken.
 SLOT_KEPT_SECONDS = 0.002  # Of waiting for a consumer, before others may have the slot: most are back at once.
 TIMEOUT_STOPS_SECONDS = 0.2  # The timeout is put off by so much at a time, while its generator waits for its consumer.
+LEAST_WAIT_SECONDS = 0.001  # A timeout that is over is put off for no less.
 PARKED_SECONDS = 0.05  # Without anything to send, until the thread that sends what is late sleeps.
 
 Dump = Callable[[Any], Any]
@@ -62,6 +63,8 @@ class _Stream:
         "sent_at",
         "on_credit",
         "is_cancelled",
+        "waited",
+        "waits_since",
     )
 
     def __init__(self, task_id: int, attempt: int) -> None:
@@ -77,6 +80,8 @@ class _Stream:
         self.sent_at = 0.0
         self.on_credit: Optional[Callable[[], None]] = None
         self.is_cancelled = False
+        self.waited = 0.0  # Seconds for its consumer, that `take_waited` has not told.
+        self.waits_since = 0.0  # 0.0: it does not wait now.
 
     def may_go_on(self) -> bool:
         """Whether another value may follow, or must not any more."""
@@ -85,6 +90,16 @@ class _Stream:
     def has_room(self) -> bool:
         """Whether another value is within the window."""
         return self.count < self.limit and (self.under_way < GENERATOR_WINDOW_BYTES or len(self.sizes) < LEAST_UNDER_WAY)
+
+    def begin_wait(self) -> None:
+        """It waits for its consumer."""
+        self.waits_since = monotonic()
+
+    def end_wait(self) -> None:
+        """It does not any more, or `waited` is wanted."""
+        if self.waits_since:
+            self.waited += monotonic() - self.waits_since
+            self.waits_since = 0.0
 
     def credit(self, limit: int) -> None:
         """So many may have been sent."""
@@ -126,6 +141,18 @@ class RunnerStreams:
             stream.is_cancelled = True
             self._channel.look_again()
 
+    def take_waited(self, task_id: int) -> float:
+        """Seconds that a generator has waited for its consumer, since this was asked last: they count for no timeout."""
+        stream = self._streams.get(task_id)
+        if stream is None:
+            return 0.0
+        is_waiting = stream.waits_since > 0.0
+        stream.end_wait()
+        if is_waiting:
+            stream.begin_wait()
+        waited, stream.waited = stream.waited, 0.0
+        return waited if waited > LEAST_WAIT_SECONDS else 0.0
+
     # --- on a thread of its own
 
     def run(self, task_id: int, attempt: int, source: Any, dump: Dump) -> Any:
@@ -152,7 +179,9 @@ class RunnerStreams:
                     self._add(stream, dump(value))
                     value = None  # It may be large, and the next is being made.
                     if not stream.may_go_on():
+                        stream.begin_wait()
                         self._wait(stream)
+                        stream.end_wait()
             finally:
                 _close(iterator)
         finally:
@@ -234,6 +263,7 @@ class RunnerStreams:
             loop.call_soon_threadsafe(look)
 
         stream.on_credit = tell
+        stream.begin_wait()
         if reads:
             loop.add_reader(self._channel.fileno(), self._channel.receive_now)
         try:
@@ -254,6 +284,7 @@ class RunnerStreams:
                     if slot is not None:
                         slot.end(number, goes_on=goes_on)
         finally:
+            stream.end_wait()
             stream.on_credit = None
             if reads:
                 loop.remove_reader(self._channel.fileno())

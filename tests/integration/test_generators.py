@@ -412,6 +412,19 @@ def test_methods_that_are_generators(mesh: GPUMesh, tmp_path: Path, kind: type, 
     assert actor.ping.remote().result(SOON) == "pong"
 
 
+@pytest.mark.parametrize(("kind", "options"), [(Speaker, {}), (Speaker, {"max_concurrency": 3}), (Ticker, {})])
+def test_the_timeout_of_such_a_call_counts_its_own_time_alone(mesh: GPUMesh, tmp_path: Path, kind: type, options: Any) -> None:
+    path = tmp_path / "made"
+    actor: Any = mesh.actor(kind, **options).remote()
+    stream = actor.endless.options(timeout=1.0).stream(str(path))
+    assert next(stream) == 1
+    until(lambda: made(path) == GENERATOR_WINDOW_ITEMS, SOON, what="it waits")
+    time.sleep(1.2)
+    assert [next(stream) for _ in range(400)] == list(range(2, 402))
+    stream.close()
+    until_closed(path)
+
+
 def test_an_actor_that_dies_ends_its_streams(mesh: GPUMesh) -> None:
     actor: Any = mesh.actor(Speaker).remote()
     assert [int(value[0]) for value in actor.large.stream(10)] == list(range(10))
