@@ -224,6 +224,9 @@ SPARE_RUNNERS_LEAST = 4  # ... and on any worker: for tasks in tasks in tasks.
 DEPTH_PRIORITY = 1 << 40  # One level of nesting against `priority`: whoever waits for a task inside keeps a process.
 MAX_ACTORS_PER_WORKER = 1000  # Processes of actors beside what GPUs have room for: against loops that create them without end.
 MAILBOX_CALLS = 10_000  # That one client may have pending at one actor, if `mailbox` does not say: each keeps its arguments.
+CALL_TIMEOUT_SECONDS = (
+    60.0  # For room in such a mailbox; one that is full for as long as an actor may take to come about is no burst.
+)
 ACTOR_WINDOW_CALLS = 256  # Sent to an actor's process ahead of their results: hides the round trip to it many times.
 ACTOR_CLOSE_SECONDS = 5.0  # From asking an actor to end, which runs its `close` or `__exit__`, to killing its process.
 DEAD_ACTORS_KNOWN = 10_000  # Actors that are gone, and of whom a caller is still told why.

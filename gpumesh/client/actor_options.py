@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Tuple, Type, Union
 
 from gpumesh.client.options import Options, make_options
-from gpumesh.config import MAILBOX_CALLS
+from gpumesh.config import CALL_TIMEOUT_SECONDS, MAILBOX_CALLS
 from gpumesh.model.actors import CONCURRENCY_LIMIT, NAME_CHARACTERS
 from gpumesh.model.records import NamedTuple
 
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
         retry_on: Union[Type[BaseException], Tuple[Type[BaseException], ...]]
         name: Optional[str]
 
-
-CALL_TIMEOUT_SECONDS = 60.0  # As long as an actor may take to come about: a mailbox that is full for longer is no burst.
 
 _OF_TASKS = ("gpu", "cores", "memory", "tags", "device", "priority", "packages", "place", "placement_timeout")
 _OF_CALLS = ("timeout", "retries", "retry_on", "name")

@@ -74,6 +74,7 @@ def test_the_times_that_are_made_short_are_all_that_anybody_waits_for() -> None:
         "ENVIRONMENT_BUILD",
         "ENVIRONMENT_RETRY",
         "BACKOFF_CAP",
+        "CALL_TIMEOUT",
         "ELSEWHERE_UNKNOWN",
         "SPARE_RUNNER",
     }
