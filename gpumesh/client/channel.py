@@ -135,6 +135,7 @@ class Channel:
         reconnect_timeout: float,
         on_workers: Callable[[Channel, int], None],
         dialer: Optional[Dialer] = None,
+        first_words: Sequence[Any] = (),
     ) -> None:
         self.address = address
         self.client = int.from_bytes(os.urandom(8), "little") % (CLIENT_LIMIT - 1) + 1  # 0 is the coordinator's own.
@@ -149,6 +150,7 @@ class Channel:
         self._name = name
         self._connect_timeout = connect_timeout
         self._dialer = dialer
+        self._first_words = first_words  # Said on each connection, behind who this is.
         self.is_nested = dialer is not None  # The process that runs tasks is of the same mesh, by another connection.
         self._on_workers = on_workers
         self._ended_tasks = 0  # Tasks, since memory was last trimmed.
@@ -190,7 +192,7 @@ class Channel:
         """Connect in the calling thread; see `link.dial` for what it raises."""
         link, established, rest = self._dial(self._connect_timeout)
         self.workers = established.workers
-        link.send([RegisterClient(self.client, self._name)])
+        link.send([RegisterClient(self.client, self._name), *self._first_words])
         self._link = link
         self._poller.watch(link.sock)
         if rest:
@@ -1214,7 +1216,7 @@ class Channel:
                 lane.ids.append(task_id)
                 lane.payloads.append(payload)
             self._cancelling = {}
-            link.send([RegisterClient(self.client, self._name, True), *first])
+            link.send([RegisterClient(self.client, self._name, True), *self._first_words, *first])
             self._inbox.extend(rest)
             self._link = link
             self._poller.watch(link.sock)

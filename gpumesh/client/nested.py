@@ -38,6 +38,7 @@ from gpumesh.config import (
 from gpumesh.errors import MeshError, MeshUnavailableError, NestingTooDeepError, ProtocolError
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.protocol.connection import Connection, Established
+from gpumesh.protocol.messages import Query
 from gpumesh.runtime import nesting, runner_slots
 from gpumesh.runtime.nesting import Running
 from gpumesh.runtime.relay_greeting import ANSWERED, ASKED, REFUSALS
@@ -47,6 +48,7 @@ from gpumesh.serialization.refs import ObjectRef
 if TYPE_CHECKING:
     from gpumesh.client.inputs import Call
 
+UNANSWERED = -1  # Number of a question whose answer nobody waits for.
 KNOWN_OBJECTS = 10_000  # Objects of which it is remembered that the coordinator has them.
 PINNED_VALUES = 1000  # Values whose references are kept here, where the coordinator could not do it, ...
 PIN_SECONDS = 60.0  # ... for so long: they are on their way, as long as it takes to find a coordinator that was lost.
@@ -59,11 +61,12 @@ class NestedSession(Session):
     Args:
         url: The coordinator's, for people.
         path: Of the relay's socket.
+        worker: The id of the worker that runs this process.
     """
 
     is_nested = True
 
-    def __init__(self, url: str, path: str) -> None:
+    def __init__(self, url: str, path: str, worker: str = "") -> None:
         super().__init__(
             url=url,
             token="",
@@ -73,6 +76,8 @@ class NestedSession(Session):
             is_own_mesh=True,
         )
         self._dialer = functools.partial(dial_relay, path)
+        if worker:
+            self._first_words = [Query(UNANSWERED, "inside", {"worker": worker})]
         self._known: Set[int] = set()  # Objects made by this process that the coordinator has heard of.
         self._pinned: Deque[Tuple[float, List[ObjectRef]]] = deque(maxlen=PINNED_VALUES)
         self._noting = threading.Lock()

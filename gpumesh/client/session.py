@@ -108,6 +108,7 @@ class Session:
         self._shipper: Any = None  # serialization.shipping.Shipper, once something is defined.
         self._on_output: Optional[OutputHook] = None
         self._dialer: Optional[Dialer] = None  # Reaches the mesh in another way than by its address.
+        self._first_words: Sequence[Any] = ()  # Said on each connection.
         self._inherited: List[Tuple[int, Sink]] = []  # Pending in the process that was forked.
         self._lock = threading.RLock()
         self._pid = os.getpid()
@@ -395,6 +396,7 @@ class Session:
             reconnect_timeout=reconnect_timeout,
             on_workers=self._workers_changed,
             dialer=self._dialer,
+            first_words=self._first_words,
         )
         channel.output.hook = self._on_output
         channel.session = self

@@ -292,6 +292,7 @@ class Connection:
         self.workers = 0  # Told in Welcome; the listener's shell keeps it current until then.
         self.bytes_waiting = 0  # On the control lane.
         self.bulk_bytes_waiting = 0  # Raw bytes on the bulk lane.
+        self.is_patient = False  # Silence says nothing of this peer: somebody else tells of its death.
         self._is_dialer = is_dialer
         self._token = token
         self._nonce = nonce
@@ -753,11 +754,13 @@ class Connection:
             )
         if now - self._deadline > HEARTBEAT_SECONDS:
             self._last_received = now  # We were stopped ourselves: the peer's signs of life may wait unread in the socket.
-        if now - self._last_received >= SILENCE_SECONDS:
+        if now - self._last_received >= SILENCE_SECONDS and not self.is_patient:
             return self._fail(MeshUnavailableError(f"no sign of life for {SILENCE_SECONDS:g} s"))
         self._ping_number += 1
         self.send(Ping(self._ping_number))
-        self._deadline = min(now + HEARTBEAT_SECONDS, self._last_received + SILENCE_SECONDS)
+        self._deadline = now + HEARTBEAT_SECONDS
+        if not self.is_patient:
+            self._deadline = min(self._deadline, self._last_received + SILENCE_SECONDS)
         return []
 
     def renew_numbers(self) -> None:

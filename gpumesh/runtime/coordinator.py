@@ -123,7 +123,7 @@ Result = Tuple[int, int, Any, float]
 
 class _Client:
     __slots__ = ("number", "link", "functions", "name", "missed_bytes", "unconfirmed", "confirmed_count", "kept", "answered",
-                 "has_been_here", "undecided")  # fmt: skip
+                 "has_been_here", "undecided", "inside")  # fmt: skip
 
     def __init__(self, number: ClientNumber, link: Optional[PeerLink], name: str) -> None:
         self.number = number
@@ -141,6 +141,7 @@ class _Client:
         self.missed_bytes = 0  # Of task output, since it was last told.
         self.functions: Set[bytes] = set()
         self.has_been_here = link is not None  # Else only workers have told of its tasks.
+        self.inside = ""  # The worker that runs the task in which it is: it dies with that, and not of silence.
 
     def sent(self, ident: str, results: Sequence[Result]) -> None:
         """These are on their way to it, and need to be kept until it confirms them."""
@@ -344,6 +345,9 @@ class Coordinator:
                     self._cut_off(worker)
                 worker.begin(link, facts.hostname)
             link.peer = worker
+            for inside in self._clients.values():
+                if inside.inside == ident and inside.link is not None:
+                    inside.link.connection.is_patient = True
             logger.info("worker %s (%s, %d slots) %s from %s", ident, facts.hostname, facts.slots, what, link.address)
             words = f"worker {ident} ({facts.hostname}, {facts.slots} slots) {what} from {link.address}"
             self.events.note("joined" if what == "joined" else "returned", words, worker=ident)
@@ -466,7 +470,15 @@ class Coordinator:
         words = f"worker {worker.ident} ({worker.label}) {'has left' if how == 'left' else 'is lost'}: {reason}"
         logger.info("%s", words)
         self.events.note(how, words, worker=worker.ident)
+        self._loop.call_soon(self._lose_clients_inside, worker.ident)
         self._lost = (worker, reason)  # Until the actions that follow have been performed.
+
+    def _lose_clients_inside(self, ident: WorkerId) -> None:
+        """A worker is gone, and the tasks that it ran with it: so are those that were clients."""
+        for client in [client for client in self._clients.values() if client.inside == ident]:
+            if client.link is not None:
+                self._cut_off(client)
+            self._lose_client(client)
 
     def _lose_client(self, client: _Client) -> None:
         if self._clients.get(client.number) is client:
@@ -792,6 +804,9 @@ class Coordinator:
             link.send(Answer(query.number, self.events.since(since if type(since) is int else 0), ""))
         elif query.what == "objects":
             link.send(Answer(query.number, {**self._objects.usage(), "objects": self._objects.views()}, ""))
+        elif query.what == "inside":
+            client.inside = str(query.arguments.get("worker"))
+            link.connection.is_patient = WorkerId(client.inside) in self._workers
         elif query.what in nested_service.QUESTIONS:
             found = nested_service.answer(query.what, query.arguments, self._objects.directory, self._payloads)
             link.send(Answer(query.number, found, ""))

@@ -39,8 +39,9 @@ class Running:
         self.is_over = False
 
 
-mesh: Optional[Tuple[str, str]] = None
-"""The coordinator's URL, for people, and the path of the socket through which it is reached. None: this process runs no tasks."""
+mesh: Optional[Tuple[str, str, str]] = None
+"""The coordinator's URL, for people, the path of the socket through which it is reached, and the worker's id. None: this process runs no
+tasks."""
 
 running: Optional[Running] = None
 """The task that this process executes, once somebody has asked for it; in an actor's process the actor itself."""

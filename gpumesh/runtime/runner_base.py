@@ -279,8 +279,8 @@ def become(name: str, request: Dict[str, Any], fds: List[int]) -> Tuple[socket.s
     if request.get("folder"):
         os.chdir(request["folder"])
     if request.get("mesh"):
-        url, path = request["mesh"]
-        nesting.mesh = (url, path)
+        url, path, worker = request["mesh"]
+        nesting.mesh = (url, path, worker)
     sock = socket.socket(fileno=sock_fd)
     sock.setblocking(True)
     page = Page(page_fd)

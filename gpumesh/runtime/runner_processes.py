@@ -79,7 +79,7 @@ class OutputTaker:
         """A runner has ended, and all it said has been heard."""
         raise AssertionError("overridden by the agent")
 
-    def mesh_for_tasks(self) -> Optional[Tuple[str, str]]:
+    def mesh_for_tasks(self) -> Optional[Tuple[str, str, str]]:
         """What processes are told of the mesh: see `runtime.nesting.mesh`."""
         return None
 

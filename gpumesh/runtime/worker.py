@@ -403,9 +403,9 @@ class WorkerAgent(PoolOwner):
             return
         self._open_objects().runner_message(runner, kind, message)
 
-    def mesh_for_tasks(self) -> Optional[Tuple[str, str]]:
+    def mesh_for_tasks(self) -> Optional[Tuple[str, str, str]]:
         path = self._relay.path
-        return (self.address.url, path) if path else None
+        return (self.address.url, path, self.worker_id) if path else None
 
     def on_process_gone(self, pid: int) -> None:
         self._relay.process_gone(pid)

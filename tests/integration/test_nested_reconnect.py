@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Iterator, List
 
+import psutil
 import pytest
 
 from gpumesh import accelerate, current_mesh
+from gpumesh.errors import WorkerCrashedError
 from tests.support import lent
 from tests.support.hosts import kill
 from tests.support.processes import until
-from tests.support.site_of_hosts import Site, site_of_hosts
+from tests.support.site_of_hosts import QUICK, Site, site_of_hosts
 
 SOON = 30.0
 DOWN_SECONDS = 0.5
@@ -38,7 +42,7 @@ def parent(folder: str, name: str, names: List[str]) -> List[str]:
 def late(folder: str, name: str) -> int:
     """Use the mesh for the first time when the test says so."""
     lent.hold(folder, name)
-    return len(current_mesh().workers())
+    return int(current_mesh().distribute(abs, [-1])[0])
 
 
 def test_nested_work_survives_a_restart_of_the_coordinator_and_nothing_runs_twice(site: Site) -> None:
@@ -94,3 +98,43 @@ def test_children_of_a_worker_that_leaves_are_not_left_running_elsewhere(site: S
             future.result(SOON)
         until(lambda: not any(worker["running"] for worker in mesh.workers()), SOON, what=f"{mesh.workers()}")
         assert time.monotonic() - stopped < 8.0
+
+
+def test_children_of_a_worker_that_is_killed_end_at_once(site: Site) -> None:
+    site.join("one", slots=1)
+    with site.client() as mesh:
+        future = accelerate(mesh, retries=0, tags={"place": "one"})(parent).remote(str(site.marks), "p", ["c1", "c2"])
+        site.join("two", slots=1)
+        site.until_started("p")
+        until(lambda: ("c1", "two") in site.starts() or ("c2", "two") in site.starts(), SOON, what="a child elsewhere")
+        killed = time.monotonic()
+        kill(site.workers["one"])
+
+        with pytest.raises(WorkerCrashedError):
+            future.result(SOON)
+        until(lambda: not any(worker["running"] for worker in mesh.workers()), SOON, what=f"{mesh.workers()}")
+        assert time.monotonic() - killed < 6.0  # And not the ten seconds that a client with a broken connection has.
+
+
+def test_a_task_that_keeps_its_process_from_answering_keeps_its_children(tmp_path: Path) -> None:
+    def deaf(folder: str) -> str:
+        future = accelerate(retries=0)(lent.hold).remote(folder, "c")
+        os.kill(os.getpid(), signal.SIGSTOP)  # The test goes on with it when all patience would be over.
+        return str(future.result()[0])
+
+    with site_of_hosts(tmp_path, times={**QUICK, "CLIENT_GRACE_SECONDS": 1.0}) as site:
+        site.join("one", slots=2)
+        with site.client() as mesh:
+            future = accelerate(mesh, retries=0)(deaf).remote(str(site.marks))
+            site.until_started("c")
+            (stopped,) = until(lambda: stopped_runners(site.workers["one"].process.pid), SOON, what="a stopped process")
+            time.sleep(QUICK["SILENCE_SECONDS"] + 2.0)
+            stopped.resume()
+            site.go()
+            assert future.result(SOON) == "c"
+        assert [name for name, _ in site.starts()] == ["c"]
+
+
+def stopped_runners(agent: int) -> List[psutil.Process]:
+    """Processes of a worker that have been stopped."""
+    return [process for process in psutil.Process(agent).children(recursive=True) if process.status() == psutil.STATUS_STOPPED]

@@ -94,3 +94,19 @@ def test_a_handshake_that_fails_is_told_as_any_other() -> None:
     at_dialer, _ = pump(dialer, listener)
     (closed,) = at_dialer
     assert isinstance(closed.error, AuthenticationError)
+
+
+def test_a_patient_side_goes_on_with_heartbeats_however_long_the_other_is_silent() -> None:
+    connection = relayed(0.0)
+    connection.is_patient = True
+    now = 0.0
+    for _ in range(20):
+        due = connection.next_deadline()
+        assert due is not None
+        assert now < due <= now + HEARTBEAT_SECONDS
+        now = due
+        assert connection.on_time(now) == []
+        assert connection.has_data
+        take(connection)
+    assert now > 2 * SILENCE_SECONDS
+    assert connection.established
