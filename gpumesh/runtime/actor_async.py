@@ -93,6 +93,7 @@ class AsyncCalls(Calls):
         self._results: List[Result] = []
         self._finished = 1
         self._is_stopped = False
+        self._ending: Optional[asyncio.Task[None]] = None  # The loop holds tasks weakly.
 
     def run(self) -> None:
         self._words[CONCURRENT] = 1
@@ -109,7 +110,7 @@ class AsyncCalls(Calls):
     def _begin(self) -> None:
         process = self._process
         if not process.construct(self._class):
-            self._loop.create_task(self._finish())
+            self._ending = self._loop.create_task(self._finish())
             return
         self._loop.add_reader(self._channel.fileno(), self._channel.receive_now)
         process.ready(self)
@@ -306,7 +307,7 @@ class AsyncCalls(Calls):
             call.is_reported = True  # By the agent.
         self._calls.clear()
         self._arrived.clear()
-        self._loop.create_task(self._finish())
+        self._ending = self._loop.create_task(self._finish())
 
     async def _finish(self) -> None:
         process = self._process
