@@ -382,9 +382,11 @@ class Calls(Flow):
 
 
 def _takes_calls(actor: Actor) -> bool:
-    """Whether calls can be sent to it now."""
+    """Whether calls can be sent to it now. A worker that leaves ends its actors, which go on elsewhere."""
     worker = actor.worker
-    return worker is not None and worker.away_until is None and actor.state is not ActorState.ENDING and not actor.is_over
+    if worker is None or worker.away_until is not None or worker.is_draining:
+        return False
+    return actor.state is not ActorState.ENDING and not actor.is_over
 
 
 def _calls_at(actor: Actor) -> Iterable[int]:

@@ -285,7 +285,8 @@ def _check_actors(cluster: Cluster) -> None:
             assert worker.actors.get(ident) is actor.batch, f"39: actor {ident} is not among those of its worker"
             sent = [task_id for task_id, call in worker.calls.items() if call.actor is actor]
             assert sent == list(actor.calls), f"40: the calls of actor {ident} are not those of its worker"
-            takes = worker.away_until is None and actor.state is not ActorState.ENDING and not actor.is_over
+            takes = worker.away_until is None and not worker.is_draining
+            takes = takes and actor.state is not ActorState.ENDING and not actor.is_over
             assert not (takes and actor.parked), f"41: calls of actor {ident} wait, and nothing speaks against sending them"
         for number, line in actor.lines.items():
             assert line, f"42: actor {ident} has an empty line of client {number}"

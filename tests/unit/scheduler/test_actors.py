@@ -408,6 +408,21 @@ def test_a_worker_that_is_back_goes_on_with_its_actor_and_gets_what_came_meanwhi
     assert actions == [Assign("w1", CALL, [(task(2), 2), (task(3), 1)])]
 
 
+def test_calls_wait_while_their_worker_leaves_and_go_where_the_actor_goes(mesh: ClusterUnderTest) -> None:
+    mesh.connect("w1")
+    create(mesh, TWICE)
+    mesh.connect("w2")
+    mesh.drain("w1")
+    assert mesh.submit(1, CALL) == []
+
+    actions = mesh.finish_all("w1", [(ACTOR, 1, int(Status.HANDED_BACK), {"reason": "the worker leaves"}, 1.0)])
+
+    assert [action for action in actions if isinstance(action, Assign)] == [
+        Assign("w2", TWICE, [(ACTOR, 2)]),
+        Assign("w2", CALL, [(task(1), 1)]),
+    ]
+
+
 def test_views_tell_what_people_want_to_know(mesh: ClusterUnderTest) -> None:
     mesh.connect("w1", hostname="box")
     create(mesh, COUNTER._replace(plan=ActorPlan(name="c", group="shards")))
