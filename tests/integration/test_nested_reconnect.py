@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import select
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Iterator, List
 
-import psutil
 import pytest
 
-from gpumesh import accelerate, current_mesh
+from gpumesh import GPUMesh, accelerate, current_mesh
 from gpumesh.errors import WorkerCrashedError
+from gpumesh.protocol import connection as protocol
+from gpumesh.protocol.messages import Query
 from tests.support import lent
 from tests.support.hosts import kill
+from tests.support.mesh_peer import MeshPeer
 from tests.support.processes import until
-from tests.support.site_of_hosts import QUICK, Site, site_of_hosts
+from tests.support.site_of_hosts import Site, site_of_hosts
 
 SOON = 30.0
 DOWN_SECONDS = 0.5
@@ -116,25 +117,28 @@ def test_children_of_a_worker_that_is_killed_end_at_once(site: Site) -> None:
         assert time.monotonic() - killed < 6.0  # And not the ten seconds that a client with a broken connection has.
 
 
-def test_a_task_that_keeps_its_process_from_answering_keeps_its_children(tmp_path: Path) -> None:
-    def deaf(folder: str) -> str:
-        future = accelerate(retries=0)(lent.hold).remote(folder, "c")
-        os.kill(os.getpid(), signal.SIGSTOP)  # The test goes on with it when all patience would be over.
-        return str(future.result()[0])
+def test_who_is_inside_a_task_may_be_silent_as_long_as_its_worker_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"HEARTBEAT_SECONDS": 0.2, "SILENCE_SECONDS": 0.6, "HANDSHAKE_SECONDS": 0.8}.items():
+        monkeypatch.setattr(protocol, name, value)
+    coordinator = GPUMesh.start_coordinator(port=0, token="secret")
+    port = int(coordinator.url.rpartition(":")[2])
+    try:
+        with MeshPeer(port, "secret", worker="w1") as worker, MeshPeer(port, "secret", client=7) as deaf:
+            deaf.send(Query(-1, "inside", {"worker": "w1"}))
+            with MeshPeer(port, "secret", client=8) as other:
+                until(lambda: not worker.quiet(0.1) and is_cut(other), SOON, what="who is not inside is given up")
+            end = time.monotonic() + 1.0
+            while time.monotonic() < end:
+                worker.quiet(0.1)
+            assert not is_cut(deaf)
+            worker.close()
+            until(lambda: is_cut(deaf), SOON, what="it is gone with its worker")
+    finally:
+        coordinator.stop()
 
-    with site_of_hosts(tmp_path, times={**QUICK, "CLIENT_GRACE_SECONDS": 1.0}) as site:
-        site.join("one", slots=2)
-        with site.client() as mesh:
-            future = accelerate(mesh, retries=0)(deaf).remote(str(site.marks))
-            site.until_started("c")
-            (stopped,) = until(lambda: stopped_runners(site.workers["one"].process.pid), SOON, what="a stopped process")
-            time.sleep(QUICK["SILENCE_SECONDS"] + 2.0)
-            stopped.resume()
-            site.go()
-            assert future.result(SOON) == "c"
-        assert [name for name, _ in site.starts()] == ["c"]
 
-
-def stopped_runners(agent: int) -> List[psutil.Process]:
-    """Processes of a worker that have been stopped."""
-    return [process for process in psutil.Process(agent).children(recursive=True) if process.status() == psutil.STATUS_STOPPED]
+def is_cut(peer: MeshPeer) -> bool:
+    """Whether the coordinator has hung up; what it has sent before is not looked at."""
+    poll = select.poll()
+    poll.register(peer.socket, select.POLLRDHUP)
+    return bool(poll.poll(0))
