@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any, AsyncIterator, Iterator, List, Optional
 
-import numpy as np
 import pytest
 
 import gpumesh
@@ -18,6 +17,8 @@ from gpumesh import ActorHandle, GPUMesh, accelerate, exit_actor
 from gpumesh.errors import ActorDiedError, MeshError, UnknownActorError
 from tests.integration.programs import Programs, started_programs
 from tests.support.processes import until
+
+np = pytest.importorskip("numpy")
 
 
 class Counter:

@@ -46,6 +46,7 @@ def test_unlike_machines_get_work_by_their_speed(programs: Programs, options: Li
 
 @pytest.mark.timeout(120)
 def test_models_are_served_in_batches(programs: Programs) -> None:
+    pytest.importorskip("numpy")
     example = programs.python(
         "examples/model_server.py", "--requests", "1000", "--backend", "numpy", PYTHONPATH=str(ROOT), GPUMESH_LOCAL="1"
     )
@@ -63,6 +64,7 @@ def test_models_are_served_in_batches(programs: Programs) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_model_is_trained_by_several_actors(programs: Programs) -> None:
+    pytest.importorskip("numpy")
     example = programs.python(
         "examples/parameter_server.py", "--steps", "150", "--rows", "2000", PYTHONPATH=str(ROOT), GPUMESH_LOCAL="1"
     )
