@@ -16,101 +16,26 @@ Promises:
 from __future__ import annotations
 
 import threading
-import time
-from collections import deque
 from time import monotonic
-from typing import Any, Callable, Deque, Dict, List, Optional
+from typing import Any, Callable, Dict
 
 from gpumesh.config import GENERATOR_GATHER_SECONDS, GENERATOR_WINDOW_BYTES, GENERATOR_WINDOW_ITEMS
 from gpumesh.errors import TaskCancelledError
-from gpumesh.model.payloads import Stored, payload_bytes
+from gpumesh.model.payloads import payload_bytes
 from gpumesh.protocol.messages import StreamCredit, StreamItems
 from gpumesh.runtime import runner_slots
+from gpumesh.runtime.out_streams import LateValues, OutStream, item_bytes
 from gpumesh.runtime.page import SINCE
 from gpumesh.runtime.runner_channel import RunnerChannel
 
 BATCH_ITEMS = GENERATOR_WINDOW_ITEMS // 4
 BATCH_BYTES = GENERATOR_WINDOW_BYTES // 4
-LEAST_UNDER_WAY = 2  # Of values of any size: one is made while the other is taken.
 SLOT_KEPT_SECONDS = 0.002  # Of waiting for a consumer, before others may have the slot: most are back at once.
 TIMEOUT_STOPS_SECONDS = 0.2  # The timeout is put off by so much at a time, while its generator waits for its consumer.
 LEAST_WAIT_SECONDS = 0.001  # A timeout that is over is put off for no less.
-PARKED_SECONDS = 0.05  # Without anything to send, until the thread that sends what is late sleeps.
 
 Dump = Callable[[Any], Any]
 """A value as a payload, in the store if it is large. What it returns does not change when the value does."""
-
-
-def item_bytes(payload: Any) -> int:
-    """What a value counts against the window."""
-    value = payload[0] if isinstance(payload, tuple) else payload
-    return value.nbytes if type(value) is Stored else payload_bytes(payload)
-
-
-class _Stream:
-    """One generator's values, as far as they have not been taken."""
-
-    __slots__ = (
-        "task_id",
-        "attempt",
-        "lock",
-        "batch",
-        "batch_bytes",
-        "count",
-        "limit",
-        "sizes",
-        "under_way",
-        "sent_at",
-        "on_credit",
-        "is_cancelled",
-        "waited",
-        "waits_since",
-    )
-
-    def __init__(self, task_id: int, attempt: int) -> None:
-        self.task_id = task_id
-        self.attempt = attempt
-        self.lock = threading.Lock()  # For the batch and the order of what is sent.
-        self.batch: List[Any] = []
-        self.batch_bytes = 0
-        self.count = 0  # Values so far, the batch included.
-        self.limit = GENERATOR_WINDOW_ITEMS
-        self.sizes: Deque[int] = deque()  # Of those under way.
-        self.under_way = 0  # Bytes.
-        self.sent_at = 0.0
-        self.on_credit: Optional[Callable[[], None]] = None
-        self.is_cancelled = False
-        self.waited = 0.0  # Seconds for its consumer, that `take_waited` has not told.
-        self.waits_since = 0.0  # 0.0: it does not wait now.
-
-    def may_go_on(self) -> bool:
-        """Whether another value may follow, or must not any more."""
-        return self.is_cancelled or self.has_room()
-
-    def has_room(self) -> bool:
-        """Whether another value is within the window."""
-        return self.count < self.limit and (self.under_way < GENERATOR_WINDOW_BYTES or len(self.sizes) < LEAST_UNDER_WAY)
-
-    def begin_wait(self) -> None:
-        """It waits for its consumer."""
-        self.waits_since = monotonic()
-
-    def end_wait(self) -> None:
-        """It does not any more, or `waited` is wanted."""
-        if self.waits_since:
-            self.waited += monotonic() - self.waits_since
-            self.waits_since = 0.0
-
-    def credit(self, limit: int) -> None:
-        """So many may have been sent."""
-        if limit > self.limit:
-            with self.lock:
-                self.limit = limit
-                while self.sizes and self.count - len(self.sizes) < limit - GENERATOR_WINDOW_ITEMS:
-                    self.under_way -= self.sizes.popleft()
-        tell = self.on_credit
-        if tell is not None:
-            tell()
 
 
 class RunnerStreams:
@@ -125,8 +50,8 @@ class RunnerStreams:
     def __init__(self, channel: RunnerChannel, clock: Any) -> None:
         self._channel = channel
         self._clock = clock
-        self._streams: Dict[int, _Stream] = {}
-        self._late = _LateValues(self._streams, self._send)
+        self._streams: Dict[int, OutStream] = {}
+        self._late = LateValues(self._streams, self._send)
 
     def on_credit(self, message: StreamCredit) -> None:
         """More may be sent."""
@@ -187,7 +112,7 @@ class RunnerStreams:
         finally:
             self._end(stream)
 
-    def _wait(self, stream: _Stream) -> None:
+    def _wait(self, stream: OutStream) -> None:
         slot = runner_slots.current
         if not self._channel.wait_until(stream.may_go_on, monotonic() + SLOT_KEPT_SECONDS):
             number = slot.begin() if slot is not None else 0
@@ -201,7 +126,7 @@ class RunnerStreams:
                 if slot is not None:
                     slot.end(number, goes_on=goes_on)
 
-    def _wait_a_moment(self, stream: _Stream, is_alone: bool) -> bool:
+    def _wait_a_moment(self, stream: OutStream, is_alone: bool) -> bool:
         if not is_alone:
             return self._channel.wait_until(stream.may_go_on)
         began = monotonic()
@@ -249,7 +174,7 @@ class RunnerStreams:
         finally:
             self._end(stream)
 
-    async def _wait_async(self, stream: _Stream, reads: bool) -> None:
+    async def _wait_async(self, stream: OutStream, reads: bool) -> None:
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -301,11 +226,11 @@ class RunnerStreams:
 
     # --- sending
 
-    def _open(self, task_id: int, attempt: int) -> _Stream:
-        stream = self._streams[task_id] = _Stream(task_id, attempt)
+    def _open(self, task_id: int, attempt: int) -> OutStream:
+        stream = self._streams[task_id] = OutStream(task_id, attempt)
         return stream
 
-    def _add(self, stream: _Stream, payload: Any) -> None:
+    def _add(self, stream: OutStream, payload: Any) -> None:
         if stream.is_cancelled:
             raise TaskCancelledError("nobody wants its values any more")
         size = item_bytes(payload)
@@ -326,64 +251,19 @@ class RunnerStreams:
                 return
         self._late.wake()
 
-    def _send(self, stream: _Stream) -> None:
+    def _send(self, stream: OutStream) -> None:
         """Send what waits for company. Under its lock."""
         batch, stream.batch, stream.batch_bytes = stream.batch, [], 0
         self._channel.send(StreamItems(stream.task_id, stream.attempt, stream.count - len(batch), batch))
         stream.sent_at = monotonic()
 
-    def _end(self, stream: _Stream) -> None:
+    def _end(self, stream: OutStream) -> None:
         if self._streams.get(stream.task_id) is stream:
             del self._streams[stream.task_id]
         with stream.lock:
             if stream.batch:
                 self._send(stream)
             self._send(stream)
-
-
-class _LateValues:
-    """A thread that sends what has waited for company in vain: the generator may take its time for the next."""
-
-    def __init__(self, streams: Dict[int, _Stream], send: Callable[[_Stream], None]) -> None:
-        self._streams = streams
-        self._send = send
-        self._is_parked = False
-        self._event = threading.Event()
-        threading.Thread(target=self._run, name="gpumesh-streams", daemon=True).start()
-
-    def wake(self) -> None:
-        """Something waits for company."""
-        if self._is_parked:
-            self._event.set()
-
-    def _run(self) -> None:
-        idle_since = monotonic()
-        while True:
-            time.sleep(GENERATOR_GATHER_SECONDS)
-            now = monotonic()
-            if self._send_late(now):
-                idle_since = now
-            elif now - idle_since > PARKED_SECONDS:
-                self._is_parked = True  # First: what comes from now on sets the event.
-                if not any(stream.batch for stream in list(self._streams.values())):
-                    self._event.wait()
-                self._event.clear()
-                self._is_parked = False
-                idle_since = monotonic()
-
-    def _send_late(self, now: float) -> bool:
-        """Whether anything waited."""
-        has_some = False
-        for stream in list(self._streams.values()):
-            if stream.batch:
-                has_some = True
-                if now - stream.sent_at >= GENERATOR_GATHER_SECONDS and stream.lock.acquire(blocking=False):
-                    try:
-                        if stream.batch:
-                            self._send(stream)
-                    finally:
-                        stream.lock.release()
-        return has_some
 
 
 def _iterator(source: Any) -> Any:

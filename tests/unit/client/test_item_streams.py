@@ -11,7 +11,8 @@ from typing import Any, Callable, List, Optional
 
 import pytest
 
-from gpumesh.client.item_streams import CREDIT_ITEMS, ItemStream
+from gpumesh.client.arrivals import CREDIT_ITEMS
+from gpumesh.client.item_streams import ItemStream
 from gpumesh.config import GENERATOR_WINDOW_BYTES, GENERATOR_WINDOW_ITEMS
 from gpumesh.errors import SerializationError, TaskCancelledError, WorkerCrashedError
 from gpumesh.model.outcomes import Status

@@ -18,9 +18,10 @@ from gpumesh.errors import TaskCancelledError
 from gpumesh.model.payloads import Bundle, Stored
 from gpumesh.protocol.connection import Connection
 from gpumesh.protocol.messages import StreamCredit, StreamItems
+from gpumesh.runtime.out_streams import item_bytes
 from gpumesh.runtime.page import SINCE
 from gpumesh.runtime.runner_channel import RunnerChannel
-from gpumesh.runtime.runner_streams import BATCH_ITEMS, RunnerStreams, item_bytes
+from gpumesh.runtime.runner_streams import BATCH_ITEMS, RunnerStreams
 from tests.support.processes import until
 
 TASK, ATTEMPT = 7, 2
