@@ -197,6 +197,7 @@ def test_a_result_that_is_half_way_here_is_not_made_again_by_another_worker(site
             made.stall(WORKER, "down")  # Nobody fetches it.
             go(marks)
             until(lambda: [row for row in made.objects(mesh) if row["state"] == "arriving"], 10, what="a result is told of")
+            time.sleep(0.3)  # The word that the task has ended follows that of its value.
             made.stall(WORKER)
             made.reset(WORKER)
             until(lambda: not made.alive(mesh, "one"), 10, what="it is given up")

@@ -256,8 +256,6 @@ def test_time_spent_waiting_is_taken_off_the_clock(process: Process, make: Any) 
 
 def test_on_a_running_loop_others_go_on_meanwhile(process: Process) -> None:
     async def main() -> int:
-        receiver = threading.Thread(target=lambda: process.channel.wait_until(lambda: is_over), daemon=True)
-        receiver.start()
         stream = asyncio.ensure_future(process.streams.run_async(TASK, ATTEMPT, ticks(300), pickle.dumps))
         count = 0
         while len(process.values) < GENERATOR_WINDOW_ITEMS:
@@ -268,5 +266,12 @@ def test_on_a_running_loop_others_go_on_meanwhile(process: Process) -> None:
         return count
 
     is_over = False
-    assert asyncio.run(asyncio.wait_for(main(), SOON)) > 0
-    until(lambda: process.values == list(range(300)), SOON)
+    receiver = threading.Thread(target=lambda: process.channel.wait_until(lambda: is_over), daemon=True)
+    receiver.start()
+    try:
+        assert asyncio.run(asyncio.wait_for(main(), SOON)) > 0
+        until(lambda: process.values == list(range(300)), SOON)
+    finally:
+        is_over = True
+        process.credit(1001)  # It looks up.
+        receiver.join(SOON)
