@@ -113,6 +113,7 @@ class OwnStore:
         self._store.on_dropped = lambda oids: objects.send(msg.FreeObjects(oids))
         self._next = OBJECT_TRANSFER
         self._incoming: Dict[int, Copy] = {}  # Fetch number -> what is being received.
+        self._unsought: List[Copy] = []  # Wanted when the connection had ended, and nobody had said so.
         self._outgoing: Dict[int, int] = {}  # The coordinator's fetch number -> object.
         self._unconfirmed: Dict[int, None] = {}  # Objects of runners that the coordinator does not have yet.
 
@@ -145,9 +146,12 @@ class OwnStore:
         elif self._objects.copy_of(copy.oid) is not copy:
             self._store.discard(copy.oid)
             self._objects.found(copy, "", None, "lost: it was given up while there was no room for it")
-        elif link is None or not link.connection.established:
+        elif link is None:
             self._store.discard(copy.oid)
             self._objects.seek_again([copy])
+        elif not link.connection.established:
+            self._store.discard(copy.oid)
+            self._unsought.append(copy)  # Its end is about to be told; until then it would be sought here again at once.
         else:
             number, self._next = self._next, OBJECT_TRANSFER | (self._next + 1)
             self._incoming[number] = copy
@@ -275,7 +279,8 @@ class OwnStore:
         for copy in incoming.values():
             self._store.release_view(copy.oid)
             self._store.discard(copy.oid)
-        self._objects.seek_again(incoming.values())
+        unsought, self._unsought = self._unsought, []
+        self._objects.seek_again([*incoming.values(), *unsought])
         for row in self._store.describe():
             oid = row["oid"]
             if not self._store.is_sealed(oid) or self._objects.is_made_here(oid):
