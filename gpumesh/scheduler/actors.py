@@ -380,9 +380,7 @@ class Actors(Calls):
             actions.append(Retrying(ident, self._supervision.attempt_of(ident), worker.id, status))
         actor.attempt = self._supervision.attempt_of(ident)
         if status == _NOT_RUN:  # So were its calls.
-            again = {task_id: worker.calls.pop(task_id).spec for task_id in actor.calls}
-            actor.calls = {}
-            actor.parked = {**again, **actor.parked}
+            self._park_again(actor, worker, actions)
         else:
             details = {
                 **crash,

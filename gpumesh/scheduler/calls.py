@@ -278,6 +278,18 @@ class Calls(Flow):
                 self._end_call(spec, task_id, _ACTOR_DIED, details, actions)
         actor.parked = {**again, **actor.parked}
 
+    def _park_again(self, actor: Actor, worker: Worker, actions: List[Action]) -> None:
+        """The life that these calls were sent to has never begun: they wait for the next, but for those whose arguments are not here."""
+        again: Dict[int, Spec] = {}
+        calls, actor.calls = actor.calls, {}
+        for task_id in calls:
+            spec = worker.calls.pop(task_id).spec
+            if task_id in self._adopted:
+                self._drop_adopted(spec, task_id, actions)
+            else:
+                again[task_id] = spec
+        actor.parked = {**again, **actor.parked}
+
     def _drop_adopted(self, spec: Spec, task_id: int, actions: List[Action]) -> None:
         """A call whose arguments are not here is to be made again: its client submits it when it is back."""
         self._tasks.pop(task_id, None)

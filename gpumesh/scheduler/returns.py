@@ -41,9 +41,7 @@ class Returns(Actors):
                     actions.append(Recall(worker.id, [(ident, batch.attempt)], kill=True, force=actor.is_forced))
                 continue
             self._leave(actor)
-            again = {task_id: worker.calls.pop(task_id).spec for task_id in actor.calls}
-            actor.calls = {}
-            actor.parked = {**again, **actor.parked}
+            self._park_again(actor, worker, actions)
             if actor.state is ActorState.ENDING:
                 self._end_actor(actor, _CANCELLED, {"reason": f"{self._called(actor)} was {actor.why}"}, actions)
                 continue

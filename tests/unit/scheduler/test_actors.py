@@ -12,7 +12,7 @@ from gpumesh.model.outcomes import Status
 from gpumesh.model.resources import DeviceFacts, Requirement
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.scheduler import events as ev
-from gpumesh.scheduler.actions import Action, Assign, Deliver, Fail, Notice, Recall, Retrying
+from gpumesh.scheduler.actions import Action, Assign, Deliver, Fail, Forget, Notice, Recall, Retrying
 from tests.unit.scheduler.conftest import PLAIN, ClusterUnderTest, task
 
 COUNTER = TaskSpec(b"A" * 16, "Counter", retries=0, plan=ActorPlan(token=77))
@@ -421,6 +421,25 @@ def test_calls_wait_while_their_worker_leaves_and_go_where_the_actor_goes(mesh: 
         Assign("w2", TWICE, [(ACTOR, 2)]),
         Assign("w2", CALL, [(task(1), 1)]),
     ]
+
+
+def test_a_call_whose_arguments_are_not_here_does_not_go_to_the_next_life(mesh: ClusterUnderTest) -> None:
+    cluster = mesh.cluster
+    cluster.handle(ev.Started(None, 1000), 0.0)
+    mesh.connect("w1")
+    create(mesh, TWICE)
+    facts = cluster._workers[WorkerId("w1")].facts
+    strange = task(0, 2)  # Of a client that is not back yet.
+    held = [ev.Held(TWICE, [(ACTOR, 1)]), ev.Held(AGAIN, [(strange, 1)])]
+    mesh.handle(ev.WorkerAway(WorkerId("w1"), "the cable"))
+    mesh.handle(ev.WorkerConnected(WorkerId("w1"), facts, False, held))
+    mesh.connect("w2")
+    mesh.drain("w1")
+
+    actions = mesh.finish_all("w1", [(ACTOR, 1, int(Status.NOT_RUN), {}, 0.0)])
+
+    assert [action for action in actions if isinstance(action, Assign)] == [Assign("w2", TWICE, [(ACTOR, 2)])]
+    assert Forget([strange]) in actions
 
 
 def test_views_tell_what_people_want_to_know(mesh: ClusterUnderTest) -> None:
