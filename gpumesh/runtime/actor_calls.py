@@ -145,19 +145,19 @@ class Calls:
 
     def run(self) -> None:
         """Make the instance, serve calls until the end, and run what the class wants to be run then."""
-        raise NotImplementedError
+        raise AssertionError("overridden by each way")
 
     def arrive(self, calls: List[Arrived]) -> None:
         """These came, in this order; on the thread that receives."""
-        raise NotImplementedError
+        raise AssertionError("overridden by each way")
 
     def cancel(self, task_ids: List[int], status: int) -> None:
         """End these calls; on the thread that receives."""
-        raise NotImplementedError
+        raise AssertionError("overridden by each way")
 
     def end(self) -> None:
         """Begin no more calls and come to the end; on any thread. Why is known to the process."""
-        raise NotImplementedError
+        raise AssertionError("overridden by each way")
 
     def on_signal(self) -> None:
         """SIGINT came, and was not for the constructor; on the main thread, wherever that is."""

@@ -128,7 +128,7 @@ class TaskProcess:
 
     def _on_tasks(self, spec: KnownSpec, tasks: Any) -> None:
         """These are to run, in this order: (task id, attempt, payload)."""
-        raise NotImplementedError
+        raise AssertionError("overridden by each kind of process")
 
     def _on_granted(self, task_id: int) -> None:
         """A task that has waited for others may go on."""
