@@ -13,13 +13,12 @@ Promises:
 
 from __future__ import annotations
 
-import sys
-import threading
+import functools
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Optional
 
 from gpumesh.client.arrivals import Arrivals
+from gpumesh.client.dropped import do_soon
 from gpumesh.client.futures import MeshFuture
 from gpumesh.errors import MeshUnavailableError, SerializationError, WorkerCrashedError
 from gpumesh.model.outcomes import Status
@@ -219,7 +218,7 @@ class ItemStream(MeshFuture):
 
     def __del__(self) -> None:
         if getattr(self, "task_id", 0) and not self.done():
-            _cancel_soon(self._handle.session, self.task_id)
+            do_soon(functools.partial(self._handle.session.cancel, [self.task_id]))
 
     def __reduce__(self) -> Any:
         raise SerializationError(
@@ -240,30 +239,3 @@ def _arrive(loop: Any, arrival: Any) -> None:
 def _set_arrived(arrival: Any) -> None:
     if not arrival.done():
         arrival.set_result(None)
-
-
-# --- streams that were dropped
-
-_dropped: SimpleQueue[Tuple[Any, int]] = SimpleQueue()  # Its put may be called by the collector, at any moment.
-_reaper: Optional[threading.Thread] = None
-
-
-def _cancel_soon(session: Any, task_id: int) -> None:
-    """Cancel from another thread: the collector, which calls this, may run under any lock."""
-    global _reaper
-    if sys.is_finalizing():
-        return  # No thread runs any more; the sessions have ended.
-    _dropped.put((session, task_id))
-    if _reaper is None or not _reaper.is_alive():
-        _reaper = threading.Thread(target=_reap, name="gpumesh-dropped", daemon=True)
-        try:
-            _reaper.start()
-        except RuntimeError:
-            pass  # The same, a moment earlier.
-
-
-def _reap() -> None:
-    while True:
-        session, task_id = _dropped.get()
-        session.cancel([task_id])
-        del session

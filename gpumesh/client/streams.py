@@ -12,11 +12,8 @@ Promises:
 from __future__ import annotations
 
 import logging
-import sys
-import threading
 import time
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from queue import SimpleQueue
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -33,6 +30,7 @@ from typing import (
     overload,
 )
 
+from gpumesh.client.dropped import do_soon
 from gpumesh.client.feeding import LOADED, Feed, Record
 from gpumesh.client.futures import MeshFuture
 from gpumesh.client.outcomes import SecondRunError
@@ -353,7 +351,7 @@ class ResultStream:
     def __del__(self) -> None:
         feed = getattr(self, "_feed", None)
         if feed is not None and not feed.is_done and (self._is_begun or not feed.is_sized):
-            _cancel_soon(feed, self._is_begun)
+            do_soon(feed.cancel if self._is_begun else feed.stop_reading)
 
     # --- for people
 
@@ -417,33 +415,3 @@ def _log_summary(feed: Feed) -> None:
     logger.info(
         "%s: %d tasks ended, %d of them failed%s", feed.name, feed.ended_count, feed.failed, f"; {where}" if where else ""
     )
-
-
-# --- streams that were dropped
-
-_dropped: SimpleQueue[Tuple[Feed, bool]] = SimpleQueue()
-_reaper: Optional[threading.Thread] = None
-
-
-def _cancel_soon(feed: Feed, is_begun: bool) -> None:
-    """Cancel from another thread: the collector, which calls this, may run under any lock."""
-    global _reaper
-    if sys.is_finalizing():
-        return  # No thread runs any more; the sessions have ended.
-    _dropped.put((feed, is_begun))
-    if _reaper is None or not _reaper.is_alive():
-        _reaper = threading.Thread(target=_reap, name="gpumesh-streams", daemon=True)
-        try:
-            _reaper.start()
-        except RuntimeError:
-            pass  # The same, a moment earlier.
-
-
-def _reap() -> None:
-    while True:
-        feed, is_begun = _dropped.get()
-        if is_begun:
-            feed.cancel()
-        else:
-            feed.stop_reading()
-        del feed

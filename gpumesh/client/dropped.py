@@ -1,0 +1,32 @@
+"""What has to be done for objects that the collector has dropped: not there, for it may run under any lock, but on a thread of its own."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from queue import SimpleQueue
+from typing import Callable, Optional
+
+_waiting: SimpleQueue[Callable[[], None]] = SimpleQueue()  # Its put may be called by the collector, at any moment.
+_thread: Optional[threading.Thread] = None
+
+
+def do_soon(what: Callable[[], None]) -> None:
+    """Have this called on another thread; callable from a finalizer. It keeps what it needs alive until then, and must not raise."""
+    global _thread
+    if sys.is_finalizing():
+        return  # No thread runs any more; the sessions have ended.
+    _waiting.put(what)
+    if _thread is None or not _thread.is_alive():
+        _thread = threading.Thread(target=_work, name="gpumesh-dropped", daemon=True)
+        try:
+            _thread.start()
+        except RuntimeError:
+            pass  # The same, a moment earlier.
+
+
+def _work() -> None:
+    while True:
+        what = _waiting.get()
+        what()
+        del what
