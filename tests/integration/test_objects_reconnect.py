@@ -188,6 +188,11 @@ def test_a_result_that_is_cut_off_half_way_costs_no_run(way: str, sites: Sites, 
         assert made.descriptors("one") <= before + 2
 
 
+def is_result_known(made: WiredSite, mesh: Any) -> bool:
+    """Whether a value is on its way, and the end of its task has been told, which refers to it as well."""
+    return any(row["state"] == "arriving" and row["references"] > 1 for row in made.objects(mesh))
+
+
 def test_a_result_that_is_half_way_here_is_not_made_again_by_another_worker(sites: Sites, marks: Path) -> None:
     with site(sites, "own") as made, made.client() as mesh:
         future = accelerate(mesh)(make).remote(str(marks), COUNT, 3.0)
@@ -196,8 +201,7 @@ def test_a_result_that_is_half_way_here_is_not_made_again_by_another_worker(site
         try:
             made.stall(WORKER, "down")  # Nobody fetches it.
             go(marks)
-            until(lambda: [row for row in made.objects(mesh) if row["state"] == "arriving"], 10, what="a result is told of")
-            time.sleep(0.3)  # The word that the task has ended follows that of its value.
+            until(lambda: is_result_known(made, mesh), 10, what="a result is told of")
             made.stall(WORKER)
             made.reset(WORKER)
             until(lambda: not made.alive(mesh, "one"), 10, what="it is given up")
