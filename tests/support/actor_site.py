@@ -186,10 +186,13 @@ class ActorSite:
             while view:
                 readable, writable, _ = select.select([self._socket], [self._socket], [], PATIENCE_SECONDS)
                 assert readable or writable, "the process neither reads nor writes"
-                if readable:
-                    self.receive()
+                if readable and not self.receive():
+                    return  # It has ended; `until` says so to whoever waits for more of it.
                 if writable:
-                    view = view[self._socket.send(view[:4096]) :]
+                    try:
+                        view = view[self._socket.send(view[:4096]) :]
+                    except BrokenPipeError:
+                        return  # The same.
 
     def _run(self, spec: TaskSpec, body: Any, tasks: List[Tuple[int, int, Any]]) -> None:
         number = self._specs.get(spec)
@@ -207,7 +210,10 @@ class ActorSite:
 
     def receive(self) -> bool:
         """Take in what comes; False at the end of the stream."""
-        received = self._socket.recv_into(self._connection.get_buffer())
+        try:
+            received = self._socket.recv_into(self._connection.get_buffer())
+        except ConnectionResetError:  # It has ended and left something unread.
+            received = 0
         if not received:
             return False
         for message in self._connection.buffer_updated(received, 0.0):
