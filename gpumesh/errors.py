@@ -36,7 +36,14 @@ class MeshError(Exception):
 
 
 class MeshUnavailableError(MeshError, ConnectionError):
-    """The coordinator cannot be reached, was lost for good, or has no workers."""
+    """The coordinator cannot be reached, was lost for good, or has no workers.
+
+    Attributes:
+        refusal: Where a coordinator has answered, but not let us in: "tls" (it speaks only TLS with this machine), "later" (too many
+            failed attempts came from here), "busy" (too many connections wait there); else "".
+    """
+
+    refusal: str = ""
 
 
 class AuthenticationError(MeshError, PermissionError):

@@ -10,7 +10,8 @@
 
 Promises:
 
-1. Before OPEN only the five handshake messages are decoded, in frames of at most 4 KiB, and nothing is unpickled.
+1. Before OPEN only the five handshake messages are decoded, in frames of at most 4 KiB, and nothing is unpickled. A listener
+   opens only for who has proved one of its secrets, and `grant` then says what that one allows.
 2. The last event is always Closed, once; `error` then says why.
 3. Messages on the control lane leave before any chunk that has not left yet. Definitions precede what refers to them, and what
    lets go of an object follows what was sent before it, whichever lane they take. What arrives is the same however the bytes
@@ -32,7 +33,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from typing import Any, Deque, Dict, List, Optional, Set, Tuple, Type
+from typing import Any, Deque, Dict, List, Optional, Sequence, Set, Tuple, Type
 
 from gpumesh.config import (
     BULK_MESSAGE_BYTES,
@@ -104,6 +105,17 @@ STALL_FRACTION = 0.25  # Of the time that some windows took: waiting longer for 
 ROUND_SECONDS = 0.05  # Looked at at least: two processes that take turns on one processor are no long way.
 OBJECT_CHUNK_BYTES = 256 * 1024  # Of an object: what one process writes while the other reads stays in the processor's cache.
 OBJECT_TRANSFER = 1 << 31  # Set in the number of every transfer that answers a FetchObject, in no other.
+
+TLS = "tls"  # Reason of Refused: this mesh speaks TLS with such a peer, and nothing else.
+LATER = "later"  # This address has failed too often; it may come again in a while.
+BUSY = "busy"  # There are too many.
+UNAVAILABLE = (TLS, LATER, BUSY)
+
+NOT_KNOWN = "the token was refused; use the one that `gpumesh serve` was started with"
+NOT_A_CLIENT = (
+    "this token lends a machine and nothing else; submitting work and looking at the mesh need its full token, "
+    "as `gpumesh token` shows it there"
+)
 
 _NEVER = float("inf")
 _ZEROS = bytes(CHUNK_BYTES)
@@ -289,12 +301,15 @@ class Connection:
         self.error: Optional[MeshError] = None
         self.role = role
         self.mesh = mesh
+        self.grant = ""  # Of a listener, once open: what the dialer's secret allows, `auth.FULL` or `auth.WORKER`.
+        self.has_failed_proof = False  # Of a listener: the dialer does not know any of its secrets.
         self.workers = 0  # Told in Welcome; the listener's shell keeps it current until then.
         self.bytes_waiting = 0  # On the control lane.
         self.bulk_bytes_waiting = 0  # Raw bytes on the bulk lane.
         self.is_patient = False  # Silence says nothing of this peer: somebody else tells of its death.
         self._is_dialer = is_dialer
         self._token = token
+        self._tokens: Sequence[Tuple[str, str]] = ()  # Of a listener: secrets, and what each grants.
         self._nonce = nonce
         self._facts = facts
         self._peer = PeerFacts("", "", "")
@@ -350,9 +365,33 @@ class Connection:
         return self
 
     @classmethod
-    def listen(cls, *, token: str, nonce: bytes, mesh: str, now: float, facts: PeerFacts, binding: bytes = b"") -> Connection:
-        """The side that accepted the socket; says nothing until the dialer's preamble is there."""
-        return cls(is_dialer=False, role="", token=token, nonce=nonce, mesh=mesh, now=now, facts=facts, binding=binding)
+    def listen(
+        cls,
+        *,
+        token: str = "",
+        tokens: Sequence[Tuple[str, str]] = (),
+        nonce: bytes,
+        mesh: str,
+        now: float,
+        facts: PeerFacts,
+        binding: bytes = b"",
+    ) -> Connection:
+        """The side that accepted the socket; says nothing until the dialer's preamble is there.
+
+        Args:
+            token: The one secret, which allows everything.
+            tokens: Instead of it: secrets, each with what it grants, `auth.FULL` or `auth.WORKER`.
+            binding: What both sides must see of the channel: the hash of this side's TLS certificate, nothing without TLS.
+
+        Raises:
+            ValueError: A secret is empty: anybody would know it.
+        """
+        secrets = tuple(tokens) or ((token, auth.FULL),)
+        if not all(secret for secret, _ in secrets):
+            raise ValueError("a mesh needs a token that is not empty")
+        self = cls(is_dialer=False, role="", token="", nonce=nonce, mesh=mesh, now=now, facts=facts, binding=binding)
+        self._tokens = secrets
+        return self
 
     @classmethod
     def trusted(cls) -> Connection:
@@ -575,11 +614,9 @@ class Connection:
         if not self._is_dialer and kind is Hello and self.state is State.HELLO:
             return self._on_hello(message, frame)
         if not self._is_dialer and kind is Proof and self.state is State.PROOF:
-            if not auth.proofs_match(message.proof, self._proof(auth.DIALER_LABEL)):
-                return self._fail(
-                    AuthenticationError("the token was refused; use the one that `gpumesh serve` was started with"),
-                    tell="authentication",
-                )
+            problem = self._why_not(message.proof)
+            if problem:
+                return self._fail(AuthenticationError(problem), tell="authentication")
             self._send_handshake(Welcome(self._proof(auth.LISTENER_LABEL), self.workers))
             return [self._open(now)]
         raise ProtocolError(f"{kind.__name__} has no place in this state of the handshake")
@@ -594,12 +631,28 @@ class Connection:
         self.state = State.PROOF
         return []
 
+    def _why_not(self, proof: bytes) -> str:
+        """Empty: the dialer has proved one of the secrets, which goes on as ours, and may be here with it in its role."""
+        grants = ""
+        for secret, grant in self._tokens:  # All of them, whichever it is: how long it takes says nothing.
+            if auth.proofs_match(
+                proof, auth.make_proof(auth.DIALER_LABEL, secret, self._hello, self._challenge, self._binding)
+            ):
+                self._token, grants = secret, grant
+        if not grants:
+            self.has_failed_proof = True
+            return NOT_KNOWN
+        if grants != auth.FULL and self.role != "worker":
+            return NOT_A_CLIENT
+        self.grant = grants
+        return ""
+
     def _open(self, now: float) -> Established:
         self.state = State.OPEN
         self._decoder.limit = CONTROL_FRAME_BYTES + BULK_MESSAGE_BYTES + CHUNK_BYTES
         self._decoder.chunk_target = self._chunk_target
         self._deadline = now + HEARTBEAT_SECONDS
-        self._token = ""
+        self._token, self._tokens = "", ()
         return Established(self.role, self.mesh, self.workers, self._peer)
 
     def _proof(self, label: bytes) -> bytes:
@@ -988,7 +1041,7 @@ class Connection:
         self._targets.clear()
         self._scratch = bytearray()
         self._decoder = frames.FrameDecoder()  # The old one may hold a large value half received.
-        self._token = ""
+        self._token, self._tokens = "", ()
 
 
 def _refusal(message: Refused) -> MeshError:
@@ -998,8 +1051,10 @@ def _refusal(message: Refused) -> MeshError:
         return AuthenticationError(text)
     if message.reason == "version":
         return VersionMismatchError(text)
-    if message.reason == "busy":
-        return MeshUnavailableError(text)
+    if message.reason in UNAVAILABLE:
+        unavailable = MeshUnavailableError(text)
+        unavailable.refusal = message.reason
+        return unavailable
     return ProtocolError(f"the peer refused the connection: {text}")
 
 

@@ -34,6 +34,11 @@ def listen(*, token: str = TOKEN, binding: bytes = b"", now: float = 0.0) -> Con
     return Connection.listen(token=token, nonce=LISTENER_NONCE, mesh=MESH, now=now, facts=LISTENER_FACTS, binding=binding)
 
 
+def listen_to(*tokens: Tuple[str, str], binding: bytes = b"") -> Connection:
+    """A listener with these secrets, and what each grants."""
+    return Connection.listen(tokens=tokens, nonce=LISTENER_NONCE, mesh=MESH, now=0.0, facts=LISTENER_FACTS, binding=binding)
+
+
 def take(connection: Connection, *, bulk: bool = True) -> bytes:
     """All that one `data_to_send` hands out."""
     return b"".join(bytes(part) for part in connection.data_to_send(bulk=bulk))

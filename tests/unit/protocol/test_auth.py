@@ -55,3 +55,31 @@ def test_proofs_of_other_lengths_do_not_match() -> None:
 
 def test_a_token_of_any_characters_works() -> None:
     assert len(auth.make_proof(b"l", "schlüssel\udcff", b"h", b"c", b"")) == 32
+
+
+def test_lesser_tokens_are_known_values_of_the_full_one() -> None:
+    assert auth.worker_token("token") == "gmw-" + hmac.new(b"token", b"gpumesh worker token 1", hashlib.sha256).hexdigest()
+    assert auth.metrics_token("token") == "gmm-" + hmac.new(b"token", b"gpumesh metrics token 1", hashlib.sha256).hexdigest()
+
+
+def test_lesser_tokens_of_lesser_tokens_are_others() -> None:
+    """Who holds the worker token cannot make the metrics token out of it, nor one that the mesh would take as its own."""
+    worker = auth.worker_token("token")
+
+    assert auth.metrics_token(worker) != auth.metrics_token("token")
+    assert auth.worker_token(worker) not in (worker, "token")
+
+
+@pytest.mark.parametrize(
+    ("token", "kind"),
+    [
+        (auth.worker_token("x"), auth.WORKER),
+        (auth.metrics_token("x"), auth.METRICS),
+        ("gmw-mine", auth.FULL),  # Somebody's own token may begin like that.
+        ("gmw-" + "G" * 64, auth.FULL),
+        ("", auth.FULL),
+        ("0" * 64, auth.FULL),
+    ],
+)
+def test_a_token_says_of_which_kind_it_is(token: str, kind: str) -> None:
+    assert auth.kind_of(token) == kind
