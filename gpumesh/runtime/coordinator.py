@@ -63,6 +63,7 @@ from gpumesh.runtime.link import PeerLink, Turn
 from gpumesh.runtime.loop import Alarm
 from gpumesh.runtime.object_service import ObjectService, awaited_tasks, is_payload
 from gpumesh.runtime.stream_service import StreamService
+from gpumesh.runtime.tokens import Tokens
 from gpumesh.runtime.worker_events import note_changes
 from gpumesh.scheduler import actions as act
 from gpumesh.scheduler import events as ev
@@ -179,7 +180,7 @@ class Coordinator:
         worker_ttl: float = WORKER_TTL_SECONDS,
     ) -> None:
         self.mesh = mesh or secrets.token_hex(8)
-        self._token = token
+        self.tokens = Tokens(token)
         self._loop = asyncio.get_running_loop()
         self._cluster = Cluster(worker_ttl=worker_ttl)
         self._server: Optional[asyncio.AbstractServer] = None
@@ -294,7 +295,9 @@ class Coordinator:
             self._links.discard(oldest)
             oldest.abort()
         now = self._loop.time()
-        connection = Connection.listen(token=self._token, nonce=fresh_nonce(), mesh=self.mesh, now=now, facts=peer_facts())
+        connection = Connection.listen(
+            tokens=self.tokens.grants(now), nonce=fresh_nonce(), mesh=self.mesh, now=now, facts=peer_facts()
+        )
         connection.workers = self._healthy
         link = PeerLink(self._loop, connection, self._on_events, self._turn)
         link.holds_back = True

@@ -6,7 +6,7 @@
 
 Promises:
 
-1. The token never leaves the agent; the folder and the socket are this user's alone.
+1. The token never leaves the agent; the folder and the socket are this user's alone. Where it only lends the machine, no task is let in.
 2. The runner is given the connected socket itself. Where that cannot be, the bytes go through the agent: the end of either side is the
    end of the other then, nothing that was sent before it is lost, and neither side is read faster than the other reads.
 3. When a process is gone (`process_gone`), the coordinator hears a goodbye from every client that it was: what it has submitted ends
@@ -29,8 +29,9 @@ from gpumesh.config import (
     RECONNECT_SECONDS,
     UNSENT_KERNEL_BYTES,
 )
-from gpumesh.errors import MeshError, MeshUnavailableError
+from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError
 from gpumesh.network.address import Address
+from gpumesh.protocol import auth
 from gpumesh.protocol.connection import Closed, Connection, Established
 from gpumesh.protocol.messages import RegisterClient
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
@@ -43,6 +44,11 @@ logger = logging.getLogger("gpumesh.worker")
 
 WRITE_HIGH_BYTES = 1024 * 1024  # Queued for one side before the other is not read any more.
 BACKLOG = 128
+
+LENDS_ONLY = (
+    "this worker joined with a worker-only token: tasks on it cannot submit work, use actors or look at the mesh; "
+    "submit from the client, or let this machine join with the mesh's full token"
+)
 
 OnAnswer = Callable[["_Dialed", Optional[MeshError]], None]
 
@@ -58,6 +64,7 @@ class Relay:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, token: str, *, hands_over: bool = True) -> None:
         self.hands_over = hands_over
+        self.lends_only = auth.kind_of(token) != auth.FULL  # The coordinator would refuse a client, too.
         self._loop = loop
         self._address = address
         self._token = token
@@ -252,6 +259,10 @@ class _Caller(_Side):
         self.read(on=False)  # It says nothing more before it has its answer.
         if len(self._asked) > ASKED.size:
             self.abort()
+            return
+        if self.relay.lends_only:
+            self.write(_answer(REFUSALS.index(AuthenticationError), 0, LENDS_ONLY))
+            self.end()
             return
         pid, number = ASKED.unpack(self._asked)
         self.relay.note_client(pid, number)
