@@ -235,3 +235,7 @@ GENERATOR_WINDOW_ITEMS = (
 )
 GENERATOR_WINDOW_BYTES = 1 * MIB  # The same in bytes: of larger values fewer are under way, but two at least.
 GENERATOR_GATHER_SECONDS = 0.001  # Values that a generator yields in so quick succession travel together.
+
+# --- tokens
+MIN_TOKEN_CHARACTERS = 16  # Of a token that a person has chosen, before it is called short: what is shorter is found by trying.
+TOKEN_GRACE_SECONDS = 3600.0  # After `gpumesh token rotate`, the token of before still lets in who has lost its connection.

@@ -66,6 +66,7 @@ from gpumesh.protocol.messages import (
     TaskNotice,
     TaskOutput,
     TaskResults,
+    TokenRotated,
 )
 
 if TYPE_CHECKING:
@@ -844,6 +845,10 @@ class Channel:
             question = self._questions.pop(event.number, None)
             if question is not None:
                 question.answer(event.value, MeshError(event.error) if event.error else None, event.kind)
+        elif kind is TokenRotated:
+            question = self._questions.pop(event.number, None)
+            if question is not None:
+                question.answer((event.token, event.is_kept), MeshError(event.error) if event.error else None)
         elif kind is StreamItems:
             self._on_items(event)
         elif kind is SessionResumed:

@@ -418,6 +418,34 @@ class KillActor(NamedTuple):
     force: bool
 
 
+# --- the token
+
+
+@message(0x3E)
+class RotateToken(NamedTuple):
+    """Client -> coordinator: draw a new token, and let the one of now in for `grace` seconds more. An order, answered by TokenRotated.
+
+    Only over TLS or from the coordinator's own machine. A second order of the same key changes nothing, and has the same answer.
+    """
+
+    number: int
+    key: bytes  # 16 random bytes.
+    grace: float
+
+
+@message(0x3F)
+class TokenRotated(NamedTuple):
+    """Coordinator -> client: the token from now on; or, with an `error`, why it is still the one of before."""
+
+    number: int
+    token: str
+    is_kept: bool  # The coordinator's next start uses it by itself; False: its owner has chosen the one of before, and chooses again.
+    error: str
+
+    def __repr__(self) -> str:
+        return f"TokenRotated(number={self.number}, token=..., is_kept={self.is_kept}, error={self.error!r})"
+
+
 # --- objects: what was put, and every value over 64 KiB
 #
 # Whoever keeps a host's store (the coordinator, or the agent of a machine that the coordinator shares no memory with) is its

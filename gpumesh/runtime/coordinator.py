@@ -40,6 +40,7 @@ from gpumesh.protocol.messages import (
     RegisterWorker,
     ResubmissionEnds,
     ResultsReceived,
+    RotateToken,
     RunTasks,
     SessionResumed,
     StreamCredit,
@@ -615,6 +616,8 @@ class Coordinator:
             self._open_actors().kill(client.number, message)
         elif kind is CreateDetached:
             self._create_detached(client, link, message)
+        elif kind is RotateToken:
+            link.send(self.tokens.on_order(message, self._loop.time(), is_private=link.is_private))
         elif self._objects.is_mine(kind):
             problem = self._objects.handle(client.number, link, client.name, message)
             if problem:

@@ -18,6 +18,7 @@ LAZY_SECONDS = 0.001  # A few round trips: what comes meanwhile leaves in the sa
 LARGE_READ_BYTES = 64 * 1024
 TURN_BYTES = 256 * 1024  # Of one peer's object in one round of the loop: 0.2 ms.
 SMALL_ANSWER_BYTES = 1024  # About ten tasks: whoever sends so little waits for the answer.
+LOOPBACKS = ("127.", "::ffff:127.", "::1")  # Beginnings of addresses that lead nowhere but here.
 
 OnEvents = Callable[["PeerLink", List[Any]], None]
 
@@ -74,6 +75,7 @@ class PeerLink(asyncio.BufferedProtocol):
         self.has_ended = (
             False  # The peer's system has closed the connection, as it does when a process dies: no reset, no silence.
         )
+        self.is_private = False  # Nobody on the way can read what is said: TLS, or no way out of this machine.
         self.is_local = False  # The peer has called from the address that it called: it is most likely on this host.
         self.on_drained: Optional[Callable[[], None]] = None  # Called when what was queued has left, after a congestion.
         self._loop = loop
@@ -104,6 +106,9 @@ class PeerLink(asyncio.BufferedProtocol):
             self.address = f"{name[0]}:{name[1]}"
             mine = transport.get_extra_info("sockname")
             self.is_local = isinstance(mine, tuple) and mine[0] == name[0]
+            self.is_private = str(name[0]).startswith(LOOPBACKS)
+        if transport.get_extra_info("sslcontext") is not None:
+            self.is_private = True
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)  # type: ignore[union-attr]
         self._turn.open[self] = None
         self._flush()

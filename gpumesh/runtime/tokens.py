@@ -10,12 +10,21 @@ Promises:
 from __future__ import annotations
 
 import hmac
+import logging
+import math
 import secrets
-from typing import List, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from gpumesh.protocol import auth
+from gpumesh.protocol.messages import RotateToken, TokenRotated
+
+logger = logging.getLogger("gpumesh.coordinator")
 
 TOKEN_BYTES = 32
+IN_THE_OPEN = (
+    "this connection to the coordinator is not encrypted, and whoever is on the way would read the new token; "
+    "rotate it on the coordinator's own machine, or over TLS"
+)
 
 
 class Tokens:
@@ -27,16 +36,34 @@ class Tokens:
     Attributes:
         current: The full token of now.
         own: A secret for the processes that start and end with the coordinator; it grants everything and never changes.
+        keep: Told of a new token, it sees to it that the next start uses it; False: it will not.
     """
 
     def __init__(self, token: str) -> None:
         self.current = token
         self.own = secrets.token_hex(TOKEN_BYTES)
+        self.keep: Optional[Callable[[str], bool]] = None
+        self._last: Optional[Tuple[bytes, TokenRotated]] = None  # The last order, and its answer.
         self._before: List[Tuple[str, float]] = []  # Secrets of before, and until when they are good.
         self._ours = self._of_now()
 
     def __repr__(self) -> str:
         return f"<Tokens: one and {len(self._before)} of before>"
+
+    def on_order(self, order: RotateToken, now: float, *, is_private: bool) -> TokenRotated:
+        """Carry out what a client wants; its answer. `is_private`: nobody else reads that."""
+        problem = "" if is_private else IN_THE_OPEN
+        if type(order.key) is not bytes or type(order.grace) not in (int, float) or not 0 <= order.grace < math.inf:
+            problem = "this is not an order to rotate the token"
+        if problem:
+            return TokenRotated(order.number, "", False, problem)
+        if self._last is not None and self._last[0] == order.key:
+            return self._last[1]._replace(number=order.number)
+        token = self.rotate(order.grace, now)
+        logger.info("the token was rotated; the one of before opens new connections for %g s more", order.grace)
+        answer = TokenRotated(order.number, token, self.keep is not None and self.keep(token), "")
+        self._last = (order.key, answer)
+        return answer
 
     def rotate(self, grace: float, now: float) -> str:
         """Draw a new full token; the one of before is good for `grace` seconds more. Returns the new one."""

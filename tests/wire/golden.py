@@ -140,6 +140,8 @@ SAMPLES: Dict[str, Any] = {
     "CancelCalls": messages.CancelCalls((TASK + 1,), 5),
     "CreateDetached": messages.CreateDetached(7, bytes(range(16)), SPEC, b"arguments"),
     "KillActor": messages.KillActor(8, TASK, True),
+    "RotateToken": messages.RotateToken(9, bytes(range(16)), 3600.0),
+    "TokenRotated": messages.TokenRotated(9, "5f" * 32, True, ""),
     "ForgetResults": messages.ForgetResults((TASK, TASK + 1)),
     "RunnerReady": messages.RunnerReady(4243),
     "OpenStore": messages.OpenStore(),

@@ -59,7 +59,7 @@ def test_a_tag_is_never_given_to_another_message() -> None:
         "WorkerDraining": 0x13, "MeshChanged": 0x14, "WorkerReadings": 0x15, "SessionResumed": 0x16, "DefineFunction": 0x20, "DefineSpec": 0x21, "SubmitTasks": 0x22,
         "CancelTasks": 0x23, "ResultsReceived": 0x24, "ResubmissionEnds": 0x25, "TaskResults": 0x28, "TaskNotice": 0x29, "TaskOutput": 0x2A, "RunTasks": 0x30,
         "RecallTasks": 0x31, "TasksFinished": 0x32, "ForgetResults": 0x33, "StreamItems": 0x34, "StreamCredit": 0x35, "TaskWaits": 0x36, "SlotGranted": 0x37, "TasksWait": 0x38,
-        "ActorReady": 0x39, "EndActor": 0x3A, "CancelCalls": 0x3B, "CreateDetached": 0x3C, "KillActor": 0x3D, "RunnerReady": 0x40, "Query": 0x50, "Answer": 0x51,
+        "ActorReady": 0x39, "EndActor": 0x3A, "CancelCalls": 0x3B, "CreateDetached": 0x3C, "KillActor": 0x3D, "RotateToken": 0x3E, "TokenRotated": 0x3F, "RunnerReady": 0x40, "Query": 0x50, "Answer": 0x51,
         "OpenStore": 0x60, "StoreOffer": 0x61, "CreateSegment": 0x62, "SegmentCreated": 0x63, "PutObject": 0x64,
         "ObjectStored": 0x65, "LocateObject": 0x66, "ObjectAt": 0x67, "FetchObject": 0x68, "ObjectSent": 0x69,
         "TransferCredit": 0x6A, "CancelFetch": 0x6B, "UnpinObjects": 0x6C, "HoldRefs": 0x6D, "ReleaseRefs": 0x6E,
