@@ -14,6 +14,8 @@ from gpumesh.cli.console import (
     SPILL_DIR,
     TOKEN,
     TOKEN_FILE,
+    check_token,
+    hide_token,
     log_to_stderr,
     resolve_mesh,
     set_gpu_score,
@@ -42,7 +44,8 @@ def join(
 ) -> None:
     """Lend this machine to a mesh until Ctrl-C.
 
-    The secret comes from --token, --token-file, GPUMESH_TOKEN or what was saved for this address; without any, you are asked.
+    The secret comes from --token, --token-file, GPUMESH_TOKEN or what was saved for this address; without any, you are asked. The one that
+    `gpumesh token worker` shows is enough: it lends this machine and can do nothing else.
 
     Ctrl-C lets running tasks finish first; a second Ctrl-C ends them, and they start again elsewhere. A coordinator that goes away is looked
     for until it is back.
@@ -62,8 +65,10 @@ def join(
     set_gpu_score(gpu_score)
     set_object_limits(object_memory, spill_dir)
     address, secret = resolve_mesh(url, token, token_file, ask=True)
+    hide_token()
     log_to_stderr(usual_level=logging.INFO)
     set_times(hours, only_when_idle, exclusive)
+    check_token(secret)
 
     def announce(worker: Dict[str, Any]) -> None:
         save_connection(address, secret)

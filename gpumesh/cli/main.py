@@ -10,7 +10,7 @@ from typing import List, NoReturn, Optional
 
 import typer
 
-from gpumesh.cli import actors, benchmark, demo, devices, events, jobs, join, objects, owner, serve, submit, workers
+from gpumesh.cli import actors, benchmark, demo, devices, events, jobs, join, objects, owner, serve, submit, token, workers
 from gpumesh.cli.console import set_verbosity, verbosity
 from gpumesh.errors import MeshError
 from gpumesh.version import __version__
@@ -44,6 +44,7 @@ app.command(name="benchmark")(benchmark.benchmark)
 app.command(name="pause")(owner.pause)
 app.command(name="resume")(owner.resume)
 app.command(name="limit")(owner.limit)
+app.add_typer(token.app, name="token")
 app.command(name="demo")(demo.demo)
 
 

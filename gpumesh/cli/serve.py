@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Optional
 
 import typer
@@ -14,7 +15,9 @@ from gpumesh.cli.console import (
     SPILL_DIR,
     TOKEN,
     TOKEN_FILE,
+    check_token,
     given_token,
+    hide_token,
     log_to_stderr,
     set_gpu_score,
     set_object_limits,
@@ -31,6 +34,9 @@ def serve(
     port: int = typer.Option(DEFAULT_PORT, "--port", min=0, max=65535, help="Port to listen on; 0 picks a free one."),
     token: Optional[str] = TOKEN,
     token_file: Optional[str] = TOKEN_FILE,
+    show_token: bool = typer.Option(
+        False, "--show-token", help="Show a generated token in the line for other machines also where that is not a terminal."
+    ),
     self_worker: bool = typer.Option(True, "--self-worker/--no-self-worker", help="Let this machine work too."),
     slots: Optional[int] = SLOTS,
     score: Optional[float] = SCORE,
@@ -52,8 +58,8 @@ def serve(
 ) -> None:
     """Start a mesh on this machine: others join it, and it works too.
 
-    The secret comes from --token, --token-file or GPUMESH_TOKEN; without any, one is generated and shown, and used again when a mesh is
-    started at the same address again. Address and secret are saved for this user, so that GPUMesh() and the other commands on this machine
+    The secret comes from --token, --token-file or GPUMESH_TOKEN; without any, one is generated, shown on a terminal and by `gpumesh token`,
+    and used again when a mesh is started at the same address again. Address and secret are saved for this user, so that GPUMesh() and the other commands on this machine
     find the mesh by themselves.
 
     Script jobs are kept in a database, and go on when a mesh is started with the same one again, whatever has ended it.
@@ -65,26 +71,39 @@ def serve(
     from gpumesh.devices.scoring import check_score
     from gpumesh.network.address import Address
     from gpumesh.runtime.serving import generate_token, run_coordinator
-    from gpumesh.runtime.settings import generated_token, save_connection
+    from gpumesh.runtime.settings import generated_token, load_connection, save_connection
 
     supplied = given_token(token, token_file)
+    hide_token()
     near = {ANY_IPV4: "127.0.0.1", ANY_IPV6: "::1"}.get(host, host)  # How this machine reaches it.
     secret = supplied or generated_token(Address(near, port).url) or generate_token()
     if score is not None:
         check_score(score)
     set_gpu_score(gpu_score)
     set_object_limits(object_memory, spill_dir)
+    check_token(supplied)
     log_to_stderr(usual_level=logging.INFO)
+
+    saved_as = [""]  # The address as this user's connection names it, once it is known.
+
+    def keep_token(fresh: str) -> bool:
+        """It was rotated. A token that somebody has chosen is chosen anew at the next start."""
+        if not supplied or load_connection() == (saved_as[0], supplied):
+            save_connection(saved_as[0], fresh, is_generated=not supplied)
+        return not supplied
 
     def announce(url: str) -> None:
         bound = int(url.rpartition(":")[2])
-        save_connection(Address(near, bound).url, secret, is_generated=not supplied)
+        saved_as[0] = Address(near, bound).url
+        save_connection(saved_as[0], secret, is_generated=not supplied)
         typer.echo(f"gpumesh: serving at {url}, Ctrl-C to stop")
         join = f"gpumesh join {Address(_reachable(host), bound).url}"
         if supplied:
             typer.echo(f"To join with another machine: {join}   (with the same token)")
-        else:
+        elif show_token or sys.stdout.isatty():
             typer.echo(f"To join with another machine: {join} --token {secret}")
+        else:  # What is not a terminal is kept, and read by others.
+            typer.echo(f"To join with another machine: {join}   (`gpumesh token` on this one shows the token)")
         if host in ("127.0.0.1", "::1", "localhost"):
             typer.echo(f"Only this machine can reach {host}; to let others join, serve with --host 0.0.0.0")
 
@@ -100,6 +119,7 @@ def serve(
             keep_days=keep_days,
             worker_ttl=worker_ttl,
             on_ready=announce,
+            keep_token=keep_token,
         )
     )
 

@@ -31,6 +31,7 @@ def run_coordinator(
     db: Optional[str] = None,
     keep_days: Optional[float] = KEEP_JOBS_DAYS,
     worker_ttl: float = WORKER_TTL_SECONDS,
+    keep_token: Optional[Callable[[str], bool]] = None,
 ) -> int:
     """Serve a mesh until SIGINT or SIGTERM: the first drains, a second stops now.
 
@@ -40,6 +41,7 @@ def run_coordinator(
         keep_days: Jobs that finished so long ago are deleted from it; None: never.
         worker_ttl: Seconds for which a lost worker is still shown.
         on_ready: Called with the URL once the port is open.
+        keep_token: Given a new token, it sees to it that the next start uses it; False: it will not.
 
     Returns:
         The exit code, 0.
@@ -69,6 +71,7 @@ def run_coordinator(
         except JournalError:
             listener.close()
             raise
+        coordinator.tokens.keep = keep_token
         await coordinator.start(listener)
         over: asyncio.Future[None] = loop.create_future()
 
@@ -85,7 +88,9 @@ def run_coordinator(
         here = Address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), bound).url
         helper: Optional[_OwnWorker] = None
         if self_worker:
-            helper = _OwnWorker(lambda: add_worker(here, token, slots=slots, score=score), coordinator.own_workers.add)
+            helper = _OwnWorker(
+                lambda: add_worker(here, coordinator.tokens.own, slots=slots, score=score), coordinator.own_workers.add
+            )
         try:
             on_ready(Address(host, bound).url)
             await over

@@ -155,7 +155,7 @@ def test_a_given_secret_is_in_no_output_and_the_saved_one_only_its_owner_can_rea
 
 
 def test_a_generated_secret_is_shown_once_and_lets_another_user_join(programs: Programs, tmp_path: Path) -> None:
-    server, url = programs.serve("--no-self-worker")
+    server, url = programs.serve("--no-self-worker", "--show-token")
     line = server.wait_for(r"(gpumesh join \S+ --token (\S+))")
     worker = programs.gpumesh(*line.group(1).split()[1:], XDG_CONFIG_HOME=str(tmp_path / "other"), HOME=str(tmp_path / "other"))
 
