@@ -149,10 +149,10 @@ def test_verbose_reaches_processes_started_from_here(run: Callable[..., Answer],
     assert logging.getLogger("gpumesh").level == logging.DEBUG
 
 
-def test_serve_generates_a_secret_shows_it_with_the_line_to_join_and_saves_it(
+def test_serve_generates_a_secret_shows_it_on_request_with_the_line_to_join_and_saves_it(
     run: Callable[..., Answer], served: List[Dict[str, Any]]
 ) -> None:
-    code, out, _ = run("serve")
+    code, out, _ = run("serve", "--show-token")
 
     assert code == 0
     (call,) = served
@@ -170,6 +170,15 @@ def test_serve_generates_a_secret_shows_it_with_the_line_to_join_and_saves_it(
     assert saved.load_connection() == ("http://127.0.0.1:8000", call["token"])
 
 
+def test_a_generated_secret_is_not_written_into_a_log(run: Callable[..., Answer], served: List[Dict[str, Any]]) -> None:
+    """What is no terminal is a file or a journal, which others read."""
+    shown = run("serve")
+
+    assert served[0]["token"] not in "".join(map(str, shown))
+    assert "`gpumesh token` on this one shows the token" in shown[1]
+    assert run("token")[1] == f"{served[0]['token']}\n"
+
+
 def test_servers_at_two_addresses_get_two_secrets(run: Callable[..., Answer], served: List[Dict[str, Any]]) -> None:
     for words in (("--port", "8000"), ("--port", "9000"), ("--port", "0"), ("--port", "0")):
         run("serve", *words)
@@ -182,7 +191,7 @@ def test_a_server_started_again_has_the_secret_that_was_made_up_for_it(
 ) -> None:
     run("serve")
     run("join", "http://127.0.0.1:8000")  # Which saves the connection, too.
-    _, out, _ = run("serve", "--host", "0.0.0.0")
+    _, out, _ = run("serve", "--host", "0.0.0.0", "--show-token")
 
     first, _, second = (call["token"] for call in served)
     assert first == second
@@ -203,9 +212,11 @@ def test_a_secret_that_was_given_is_not_shown(
 ) -> None:
     file = tmp_path / "token"
     file.write_text("hush-from-file\n")
-    monkeypatch.setenv("GPUMESH_TOKEN", "hush-from-environment")
-
-    shown = run("serve", "--token", "hush-from-flag") + run("serve", "--token-file", str(file)) + run("serve")
+    shown: Tuple[Any, ...] = ()
+    for words in (("--token", "hush-from-flag"), ("--token-file", str(file)), ("--show-token",)):
+        monkeypatch.setenv("GPUMESH_TOKEN", "hush-from-environment")
+        shown += run("serve", *words)
+        assert "GPUMESH_TOKEN" not in os.environ  # Nobody who is started from here has it.
 
     assert [call["token"] for call in served] == ["hush-from-flag", "hush-from-file", "hush-from-environment"]
     assert "hush" not in "".join(map(str, shown))
