@@ -40,6 +40,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         from benchmarks.chaos import main as chaos
 
         return chaos(given[1:])
+    if given[:1] == ["fuzz"]:
+        from benchmarks.fuzz import main as fuzz
+
+        return fuzz(given[1:])
     if given[:1] == ["profile"]:
         from benchmarks.profiling import main as profile
 
