@@ -177,4 +177,4 @@ def resolve_connection(url: Optional[str] = None, token: Optional[str] = None) -
         return found, secret
     if found is None:
         return saved_url, secret if secret is not None else saved_token
-    return found, saved_token if saved_address == address else None
+    return found, saved_token if saved_address.is_at(address) else None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpumesh.network.address import Address, parse_address
+from gpumesh.network.address import HTTPS, INSECURE, PORT, WEBSOCKET, Address, is_loopback, parse_address, plain_ip
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,47 @@ from gpumesh.network.address import Address, parse_address
     ],
 )
 def test_all_spellings_name_host_and_port(text: str, host: str, port: int) -> None:
-    assert parse_address(text) == Address(host, port)
+    assert parse_address(text).is_at(Address(host, port))
+
+
+@pytest.mark.parametrize(
+    ("text", "way", "shown"),
+    [
+        ("box", PORT, "http://box:8000"),
+        ("http://box", PORT, "http://box:8000"),
+        ("tcp://box", PORT, "http://box:8000"),
+        ("gpumesh://box", PORT, "http://box:8000"),
+        ("https://box", HTTPS, "https://box:443"),
+        ("wss://box:9", HTTPS, "https://box:9"),
+        ("ws://box", WEBSOCKET, "ws://box:80"),
+        ("Insecure://box", INSECURE, "insecure://box:8000"),
+    ],
+)
+def test_the_scheme_says_the_way(text: str, way: str, shown: str) -> None:
+    address = parse_address(text)
+
+    assert address.way == way
+    assert address.url == shown
+    assert parse_address(shown) == address
+
+
+def test_only_the_way_to_the_port_itself_can_be_insecure() -> None:
+    assert parse_address("box").insecurely() == Address("box", 8000, INSECURE)
+    assert parse_address("https://box").insecurely() == Address("box", 443, HTTPS)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1"])
+def test_addresses_of_this_machine_alone(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.7", "::", "fe80::1%eth0", "::ffff:10.0.0.7", "localhost", ""])
+def test_addresses_and_names_of_others(host: str) -> None:
+    assert not is_loopback(host)
+
+
+def test_ipv4_through_an_ipv6_socket_is_shown_as_ipv4() -> None:
+    assert [plain_ip(host) for host in ("::ffff:10.0.0.7", "10.0.0.7", "::1")] == ["10.0.0.7", "10.0.0.7", "::1"]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +99,7 @@ def test_all_spellings_name_host_and_port(text: str, host: str, port: int) -> No
         (None, "None is not an address"),
         (8000, "8000 is not an address"),
         (b"box:80", "is not an address"),
-        ("ftp://box:80", "has the scheme 'ftp'; use one of http, https, gpumesh, tcp or none"),
+        ("ftp://box:80", "has the scheme 'ftp'; use one of http, gpumesh, tcp, https, wss, ws, insecure or none"),
         ("box:0", "has the port 0; ports are 1 to 65535"),
         ("box:65536", "has the port 65536; ports are 1 to 65535"),
     ],
