@@ -19,6 +19,7 @@ from gpumesh.model.payloads import Bundle, Later, Stored, mentioned
 from gpumesh.model.records import NamedTuple
 from gpumesh.model.resources import WorkerFacts, facts_from_wire, readings_from_wire, show_bytes
 from gpumesh.model.tasks import TaskSpec, spec_from_wire
+from gpumesh.protocol import auth
 from gpumesh.protocol.connection import Closed, Connection, Established
 from gpumesh.protocol.messages import (
     ActorReady,
@@ -66,6 +67,7 @@ from gpumesh.runtime.object_service import ObjectService, awaited_tasks, is_payl
 from gpumesh.runtime.stream_service import StreamService
 from gpumesh.runtime.tokens import Tokens
 from gpumesh.runtime.worker_events import note_changes
+from gpumesh.runtime.worker_limits import WorkerLimits
 from gpumesh.scheduler import actions as act
 from gpumesh.scheduler import events as ev
 from gpumesh.scheduler.cluster import Cluster
@@ -88,14 +90,16 @@ _BYTES = frozenset({bytes})
 _OWN_CLIENTS = (JOBS_CLIENT, ACTORS_CLIENT)
 
 DIED = "died"  # In the journal, instead of the ids of all workers that have died since the last start.
+LIMITS_KNOWN = 1000  # Workers with a worker-only token of which it is known what they were given.
 TRIM_TASKS = 20_000  # After so many tasks have ended and none is left, memory goes back to the system.
 TRIM_SECONDS = 0.3  # When the last results have left.
 
 
 class _Worker:
-    __slots__ = ("ident", "link", "functions", "specs", "label", "facts", "is_leaving", "told")
+    __slots__ = ("ident", "link", "functions", "specs", "label", "facts", "is_leaving", "told", "limits")
 
-    def __init__(self, ident: WorkerId, link: PeerLink, label: str) -> None:
+    def __init__(self, ident: WorkerId, link: PeerLink, label: str, limits: Optional[WorkerLimits]) -> None:
+        self.limits = limits  # None: it has the full token.
         self.facts: Optional[WorkerFacts] = None  # As it told them last.
         self.is_leaving = False
         self.ident = ident
@@ -189,6 +193,7 @@ class Coordinator:
         self._turn = Turn()
         self._strangers: OrderedDict[PeerLink, None] = OrderedDict()  # Not yet registered, oldest first.
         self._workers: Dict[WorkerId, _Worker] = {}
+        self._limits: OrderedDict[WorkerId, WorkerLimits] = OrderedDict()  # Of those with a worker-only token.
         self._clients: Dict[ClientNumber, _Client] = {}
         self._functions: Dict[bytes, Any] = {}
         self._function_users: Dict[bytes, int] = {}
@@ -334,14 +339,23 @@ class Coordinator:
                 return
             try:
                 held, finished = _held_from_wire(message.held), _attempts_from_wire(message.finished)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 self._refuse(link, "protocol", f"this is not what a worker can have: {error}")
                 return
             ident = WorkerId(message.worker)
-            self._strangers.pop(link, None)
             worker = self._workers.get(ident)
+            limits = self._limits_of(ident) if link.connection.grant == auth.WORKER else None
+            problem = _wrong_with_worker_id(ident)
+            if not problem and worker is not None and (worker.limits is None) is not (limits is None):
+                problem = f"a worker {ident} is here already, with another kind of token"
+            if problem:
+                self._refuse(link, "protocol", problem)
+                return
+            if limits is not None:
+                held, finished = _only_claimed(link, limits, held, finished)
+            self._strangers.pop(link, None)
             if worker is None:
-                worker = self._workers[ident] = _Worker(ident, link, facts.hostname)
+                worker = self._workers[ident] = _Worker(ident, link, facts.hostname, limits)
                 what = "is back" if held or finished else "joined"
             else:
                 what = "is back"
@@ -630,6 +644,12 @@ class Coordinator:
         link = worker.link
         if link is None:
             return  # It was refused a moment ago.
+        if worker.limits is not None:
+            message, answer = worker.limits.narrowed(kind, message)
+            if answer is not None:
+                link.send(answer)
+            if message is None:
+                return
         if kind is TasksFinished:
             results = message.results
             has_objects = _have_objects(results)
@@ -802,7 +822,10 @@ class Coordinator:
 
     def _answer(self, client: _Client, link: PeerLink, query: Query) -> None:
         if query.what == "workers":
-            link.send(Answer(query.number, self._cluster.snapshot(self._loop.time()), ""))
+            rows = self._cluster.snapshot(self._loop.time())
+            for row in rows:
+                row["trust"] = auth.WORKER if row["id"] in self._limits else auth.FULL
+            link.send(Answer(query.number, rows, ""))
         elif query.what == "waiting":
             link.send(Answer(query.number, self._cluster.waiting(self._loop.time()), ""))
         elif query.what == "events":
@@ -1021,7 +1044,21 @@ class Coordinator:
         self._read_later[value.oid] = (ident, task_id)
         return True
 
+    def _limits_of(self, ident: WorkerId) -> WorkerLimits:
+        """Of a worker that joined with a worker-only token. They outlive it for a while: it may be back."""
+        limits = self._limits.pop(ident, None)
+        if limits is None:
+            limits = WorkerLimits(self._objects.directory, was_here=ident in self._workers_before)
+            if len(self._limits) >= LIMITS_KNOWN:
+                oldest = next((known for known in self._limits if known not in self._workers), None)
+                if oldest is not None:
+                    del self._limits[oldest]
+        self._limits[ident] = limits
+        return limits
+
     def _on_object_unneeded(self, oid: int) -> None:
+        for limits in self._limits.values():
+            limits.gone(oid)
         found = self._read_later.pop(oid, None)
         if found is not None:
             self._forget_results(found[0], [found[1]])
@@ -1182,6 +1219,8 @@ class Coordinator:
         tasks = [(task, attempt, payloads[task]) for task, attempt in action.tasks]
         if self._objects.has_small:
             tasks = [(task, attempt, self._objects.inline(payload)) for task, attempt, payload in tasks]
+        if worker.limits is not None:
+            worker.limits.give(action.tasks)
         link.send(RunTasks(number, tasks, action.cards, action.ordinal))
         if self._jobs is not None and action.tasks[0][0] < SEQUENCE_LIMIT:
             self._jobs.started([task for task, _ in action.tasks])
@@ -1385,6 +1424,29 @@ def _event_log(journal: Optional[Journal]) -> EventLog:
         return EventLog(reader.events(), keep=journal.note_event)
     finally:
         reader.close()
+
+
+def _wrong_with_worker_id(ident: Any) -> str:
+    """Why this cannot be a worker's id; "" when it can. Ids stand in logs, and name who refers to objects."""
+    if (
+        type(ident) is str
+        and 0 < len(ident) <= 64
+        and ident != DIED
+        and all(letter.isalnum() or letter in "-_." for letter in ident)
+    ):
+        return ""
+    return "a worker's id is up to 64 letters and digits"
+
+
+def _only_claimed(
+    link: PeerLink, limits: WorkerLimits, held: List[ev.Held], finished: List[Tuple[int, int]]
+) -> Tuple[List[ev.Held], List[Tuple[int, int]]]:
+    """What a worker with a worker-only token can have of what it says to have; it is told to end the rest."""
+    allowed = [each._replace(tasks=limits.claimed(each.tasks)) for each in held]
+    foreign = [attempt for each, kept in zip(held, allowed) for attempt in each.tasks if attempt not in kept.tasks]
+    if foreign:
+        link.send(RecallTasks(foreign, True, True))
+    return [each for each in allowed if each.tasks], limits.claimed(finished)
 
 
 def _wrong_with_ids(task_ids: Any, client: int) -> str:

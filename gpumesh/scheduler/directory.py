@@ -189,6 +189,10 @@ class Directory:
         if not mentioned:
             del self._tasks[task_id]
 
+    def mentions_of(self, task_id: int) -> Sequence[int]:
+        """The objects that a task mentions which has not ended."""
+        return self._tasks.get(task_id, ())
+
     def task_ended(self, task_id: int) -> List[Entry]:
         """What is free now that this task needs nothing any more."""
         touched: List[Entry] = []
