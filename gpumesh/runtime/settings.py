@@ -6,6 +6,7 @@ and the commands read it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ logger = logging.getLogger("gpumesh")
 
 _NO = ("", "0", "false", "no", "off")
 _FILE = "connection.json"
+LESSER_PREFIXES = ("gmw-", "gmm-")  # Beginnings of tokens that lend or measure only; see protocol.auth.
 
 
 class Environment(NamedTuple):
@@ -87,12 +89,15 @@ def connection_file() -> str:
 def save_connection(url: str, token: str, *, is_generated: bool = False) -> None:
     """Remember a mesh for this user's next `GPUMesh()` or command; the file is never readable by others, not even for a moment.
 
-    Failing to do so is logged and nothing more: whoever saves has a mesh that works.
+    Failing to do so is logged and nothing more: whoever saves has a mesh that works. A lesser token does not take the place of the full one
+    that it follows from.
 
     Args:
         is_generated: Nobody chose the secret: see `generated_token`. It stays so when the same connection is saved again.
     """
     path = connection_file()
+    if token.startswith(LESSER_PREFIXES) and _follows_from_saved(token):
+        return
     is_generated = is_generated or generated_token(url) == token
     part = f"{path}.{os.getpid()}"
     try:
@@ -106,6 +111,16 @@ def save_connection(url: str, token: str, *, is_generated: bool = False) -> None
         logger.warning(
             "cannot save the connection in %s: %s; name the mesh with GPUMESH_URL and GPUMESH_TOKEN instead", path, error
         )
+
+
+def _follows_from_saved(token: str) -> bool:
+    from gpumesh.protocol.auth import metrics_token, worker_token
+
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        with open(connection_file(), encoding="utf-8") as file:
+            saved = json.load(file)["token"]
+        return token in (worker_token(saved), metrics_token(saved))
+    return False
 
 
 def generated_token(url: str) -> Optional[str]:

@@ -1,0 +1,110 @@
+"""A mesh gets a new token while it works."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Iterator, Tuple
+
+import pytest
+
+from gpumesh.errors import AuthenticationError
+from gpumesh.protocol.auth import metrics_token, worker_token
+from tests.integration.programs import Program, Programs, started_programs
+from tests.support import tasks
+from tests.support.client import Client
+from tests.support.processes import free_port
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    with started_programs(tmp_path) as started:
+        yield started
+
+
+def said(programs: Programs, *words: str, **environment: str) -> Tuple[str, Program]:
+    """What a command has printed to standard output, as a shell would take it."""
+    program = programs.gpumesh(*words, **environment)
+    assert program.wait() == 0, program.output
+    return next(line for _, line in program.lines if not line.startswith("gpumesh: ")), program
+
+
+def serve(programs: Programs, port: int, tmp_path: Path, *words: str) -> Program:
+    server = programs.gpumesh("serve", "--port", str(port), "--db", str(tmp_path / "jobs.db"), "--slots", "1", *words)
+    server.wait_for("serving at")
+    return server
+
+
+def refused(url: str, token: str) -> bool:
+    with Client(url, token, connect_timeout=2) as client:
+        try:
+            client.remote(tasks.noop).result(20)
+        except AuthenticationError:
+            return True
+    return False
+
+
+def test_work_goes_on_the_old_token_ends_and_a_restart_knows_the_new_one(programs: Programs, tmp_path: Path) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    server = serve(programs, port, tmp_path, "--score", "1")
+    first, _ = said(programs, "token")
+    assert said(programs, "token", "worker")[0] == worker_token(first)
+    assert said(programs, "token", "metrics")[0] == metrics_token(first)
+    lender = programs.gpumesh(
+        "join", url, "--slots", "1", "--score", "1", "--tag", "lent=yes", GPUMESH_TOKEN=worker_token(first)
+    )
+    lender.wait_for("works for")
+
+    with Client(url, first) as client:
+        running = [client.remote(tasks.sleep, 2.0, str(tmp_path / f"mark{n}")) for n in range(2)]
+        second, rotated = said(programs, "token", "rotate")
+        assert not refused(url, first)
+        assert not refused(url, second)
+        third, _ = said(programs, "token", "rotate", "--now")
+        assert refused(url, first)
+        assert refused(url, second)
+        assert not refused(url, third)
+        assert [future.result(20) for future in running] == ["slept"] * 2
+        assert client.remote(tasks.noop, 5).result(20) == 5  # Its connection was there before.
+
+    assert len({first, second, third}) == 3
+    assert "on every other machine of the mesh: gpumesh join" in rotated.output
+    assert "is saved for you on this machine has it already" in rotated.output
+    assert said(programs, "token")[0] == third
+    for program in (server, lender):
+        assert not any(token in program.output for token in (first, second, third))
+
+    server.interrupt()
+    assert server.wait() == 0
+    serve(programs, port, tmp_path)
+    assert refused(url, second)
+    assert not refused(url, third)
+
+
+def test_a_token_of_somebodys_choice_is_chosen_anew_and_that_is_said(programs: Programs, tmp_path: Path) -> None:
+    port = free_port()
+    chosen = "chosen by somebody, and long"
+    server = serve(programs, port, tmp_path, "--no-self-worker", "--token", chosen)
+    saved = next(tmp_path.rglob("connection.json"))
+
+    fresh, rotated = said(programs, "token", "rotate", "--grace", "30m")
+
+    assert json.loads(saved.read_text()) == {"url": f"http://127.0.0.1:{port}", "token": fresh}
+    assert re.search("token of before opens new connections until [0-9]", rotated.output)
+    assert "was started with a token of somebody's choice" in rotated.output
+    assert fresh not in server.output
+    assert chosen not in server.output
+
+
+@pytest.mark.parametrize("make", [worker_token, metrics_token])
+def test_a_lesser_token_changes_nothing(programs: Programs, tmp_path: Path, make: Any) -> None:
+    port = free_port()
+    token = "chosen by somebody, and long"
+    serve(programs, port, tmp_path, "--no-self-worker", "--token", token)
+
+    order = programs.gpumesh("token", "rotate", "--now", GPUMESH_TOKEN=make(token))
+
+    assert order.wait() == 1
+    assert "cannot change the mesh's token" in order.output
