@@ -10,9 +10,11 @@ from typing import Any, Iterator
 
 import pytest
 
+from gpumesh.protocol.auth import metrics_token, worker_token
 from gpumesh.runtime.settings import (
     Environment,
     connection_file,
+    generated_token,
     load_connection,
     read_environment,
     resolve_connection,
@@ -123,18 +125,18 @@ def test_an_address_without_meaning_says_where_it_came_from(monkeypatch: pytest.
 
 def test_a_lesser_token_does_not_take_the_place_of_the_one_that_it_follows_from() -> None:
     """This machine lends itself with the worker token, and its user still has the whole mesh."""
-    settings.save_connection("http://host:8000", "full", is_generated=True)
+    save_connection("http://host:8000", "full", is_generated=True)
 
-    settings.save_connection("http://host:8000", worker_token("full"))
-    settings.save_connection("http://other-name:8000", metrics_token("full"))
+    save_connection("http://host:8000", worker_token("full"))
+    save_connection("http://other-name:8000", metrics_token("full"))
 
-    assert settings.load_connection() == ("http://host:8000", "full")
-    assert settings.generated_token("http://host:8000") == "full"
+    assert load_connection() == ("http://host:8000", "full")
+    assert generated_token("http://host:8000") == "full"
 
 
 def test_a_lesser_token_of_another_mesh_is_saved() -> None:
-    settings.save_connection("http://host:8000", "full")
+    save_connection("http://host:8000", "full")
 
-    settings.save_connection("http://other:8000", worker_token("another"))
+    save_connection("http://other:8000", worker_token("another"))
 
-    assert settings.load_connection() == ("http://other:8000", worker_token("another"))
+    assert load_connection() == ("http://other:8000", worker_token("another"))
