@@ -35,13 +35,19 @@ def main(arguments: Sequence[str]) -> int:
     return int(found > 0)
 
 
-def run(side: str, *, frames: int, seconds: float, seed: int, verbose: bool = False) -> Figures:
+def run(side: str, *, frames: int, seconds: float, seed: int, batch_frames: int = 20_000, verbose: bool = False) -> Figures:
     """One side, on a loop of its own."""
     coverage = Coverage()
     try:
         return in_loop(
             lambda loop: fuzz(
-                SIDES[side](loop), frames=frames, seconds=seconds, seed=seed, coverage=coverage, on_batch=_show if verbose else _ignore
+                SIDES[side](loop),
+                frames=frames,
+                seconds=seconds,
+                seed=seed,
+                coverage=coverage,
+                batch_frames=batch_frames,
+                on_batch=_show if verbose else _ignore,
             )
         )
     finally:

@@ -244,7 +244,7 @@ async def run_one(side: Any, case: Case) -> str:
         return "\n".join(await found)
     except Hung:
         return f"no end within {DEADLINE_SECONDS:g} s\n{traceback.format_exc()}"
-    except Exception:  # Whatever it is, it is what this looks for.
+    except Exception:  # noqa: BLE001  # Whatever it is, it is what this looks for.
         return traceback.format_exc()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -259,7 +259,7 @@ async def _between(side: Any, figures: Figures, at_rest: Optional[Tuple[int, int
     """An honest peer is served, and what the others left is gone."""
     try:
         problem = await side.rest()
-    except Exception:  # As above.
+    except Exception:  # noqa: BLE001  # As above.
         problem = traceback.format_exc()
     if problem:
         figures.findings.append({"side": side.name, "case": [], "problem": f"after {figures.frames} frames: {problem}"})

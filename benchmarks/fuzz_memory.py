@@ -120,11 +120,10 @@ class RawPeer:
         feed(self.link, self.transport, data)
 
     def leave(self, goodbye: bytes) -> bool:
-        """Say goodbye and cut the line; False if it was cut before."""
-        if self.transport.is_closed:
-            return False
+        """Say goodbye and cut the line; False if that is not how it ended."""
+        was_open = not self.transport.is_closed
         self.feed(goodbye)
-        is_heard = self.link.connection.state is State.CLOSED and self.link.connection.error is None
+        is_heard = was_open and self.link.connection.state is State.CLOSED and self.link.connection.error is None
         self.transport.is_closed = True
         self.link.connection_lost(None)
         return is_heard
@@ -232,10 +231,9 @@ class Honest:
             Query(1, "workers", {}),
         )
         run = await worker.wait_for(RunTasks)
-        assert run.tasks[0][0] == task and run.tasks[0][2] == b"arguments", run
+        assert run.tasks[0][::2] == (task, b"arguments"), run
         await worker.tell(TasksFinished([(task, run.tasks[0][1], 0, b"result", 0.1)]))
         results = await client.wait_for(TaskResults)
         assert results.results[0][:3] == (task, 0, b"result"), results
         await client.leave()
         await worker.leave()
-

@@ -56,7 +56,11 @@ def _strangers_seeds() -> List[Case]:
     worker = as_frame(Hello("worker", bytes(range(32)), "0", "3.11", "linux"))
     proof = as_frame(Proof(bytes(32)))
     seeds = [[frames.PREAMBLE, hello, proof], [frames.PREAMBLE + hello], [frames.PREAMBLE, worker, proof, proof], [hello]]
-    seeds += [[b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"], [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"], [frames.MAGIC, b"\x02\x00"]]
+    seeds += [
+        [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
+        [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"],
+        [frames.MAGIC, b"\x02\x00"],
+    ]
     seeds += [[frames.PREAMBLE, frame] for frame in samples().values()]
     seeds += [[frames.PREAMBLE, hello, frame] for frame in samples().values()]
     return seeds
@@ -104,7 +108,11 @@ class Dialer(Stranger):
 
     def seeds(self) -> List[Case]:
         challenge = as_frame(Challenge(bytes(32), "m", "0", "3.11"))
-        seeds: List[Case] = [[frames.PREAMBLE, challenge, as_frame(Welcome(bytes(32), 1))], [challenge], [b"HTTP/1.1 400 No\r\n\r\n"]]
+        seeds: List[Case] = [
+            [frames.PREAMBLE, challenge, as_frame(Welcome(bytes(32), 1))],
+            [challenge],
+            [b"HTTP/1.1 400 No\r\n\r\n"],
+        ]
         seeds += [[frames.PREAMBLE, as_frame(Refused(reason, "why"))] for reason in ("authentication", "version", "tls", "x")]
         seeds += [[frames.PREAMBLE, frame] for frame in samples().values()]
         return seeds + [[frames.PREAMBLE, challenge, frame] for frame in samples().values()]
@@ -145,7 +153,7 @@ class Known:
     def seeds(self) -> List[Case]:
         every = samples()
         digest = as_frame(DefineFunction(bytes(range(16)), b"body"))
-        code = every["DefineCode"] if "DefineCode" in every else b""
+        code = every["DefineCode"]
         spec = as_frame(DefineSpec(7, tuple(TaskSpec(bytes(range(16)), "f"))))
         begin = [digest, spec] if self._role == "client" else []
         seeds = [[*begin, frame] for frame in every.values()]
@@ -158,7 +166,9 @@ class Known:
 
     async def run(self, case: Case) -> List[str]:
         peer, other = RawPeer(self._coordinator, self._role), RawPeer(self._coordinator, OTHER[self._role])
-        for each, begin in sorted(((peer, BEGIN[self._role]), (other, BEGIN[OTHER[self._role]])), key=lambda pair: pair[0] is other):
+        for each, begin in sorted(
+            ((peer, BEGIN[self._role]), (other, BEGIN[OTHER[self._role]])), key=lambda pair: pair[0] is other
+        ):
             each.feed(begin)
         if self._role == "worker":
             other.feed(WORK)
@@ -182,7 +192,7 @@ class Known:
         await self._honest.check()
         await self._loop.jump(LATER_SECONDS)
         problems, self._loop.errors = self._loop.errors, []
-        left = [name for name in ("_links", "_strangers", "_workers", "_clients", "_payloads") if getattr(self._coordinator, name)]
+        left = [name for name in ("_links", "_workers", "_clients", "_payloads") if getattr(self._coordinator, name)]
         if left:
             problems.append(f"left behind: {', '.join(left)}")
         return "\n".join(problems)

@@ -6,7 +6,7 @@ from math import isfinite
 from typing import Any
 
 from gpumesh.model.ids import SEQUENCE_BITS, SEQUENCE_LIMIT
-from gpumesh.model.records import NamedTuple
+from gpumesh.model.records import NamedTuple, leading
 
 PLACEMENTS = ("", "spread", "pack")
 NAME_CHARACTERS = 200  # Of an actor's name and of its group's, at most.
@@ -39,7 +39,7 @@ def plan_from_wire(fields: Any) -> ActorPlan:
         ValueError: Not the shape of a plan.
     """
     try:
-        plan = ActorPlan(*fields[: len(ActorPlan._fields)])  # A newer peer may tell more.
+        plan = ActorPlan(*leading(fields, ActorPlan))  # A newer peer may tell more.
         plan = plan._replace(is_detached=bool(plan.is_detached))
     except (TypeError, ValueError) as error:
         raise ValueError(f"this is not the plan of an actor: {error}") from None

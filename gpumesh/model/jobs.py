@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Tuple
 
 from gpumesh.config import MAX_JOB_VARIANTS
 from gpumesh.model.ids import SEQUENCE_LIMIT, ClientNumber
-from gpumesh.model.records import NamedTuple
+from gpumesh.model.records import NamedTuple, leading
 from gpumesh.model.tasks import TaskSpec, spec_from_wire
 
 JOBS_CLIENT = ClientNumber(0)
@@ -87,7 +87,7 @@ def job_from_wire(fields: Any) -> JobSpec:
         ValueError: Not the shape of a job.
     """
     try:
-        job = JobSpec(*fields[: len(JobSpec._fields)])  # A newer peer may tell more.
+        job = JobSpec(*leading(fields, JobSpec))  # A newer peer may tell more.
         job = job._replace(variants=tuple(spec_from_wire(spec) for spec in job.variants))
     except TypeError as error:
         raise ValueError(f"this is not a job: {error}") from None

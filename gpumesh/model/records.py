@@ -59,3 +59,14 @@ else:
         _make = classmethod(_make)
 
     NamedTuple = type.__new__(_RecordType, "NamedTuple", (), {})
+
+
+def leading(fields: Any, cls: Any) -> Any:
+    """Of a plain tuple that travelled, the fields that `cls` has; a newer peer may tell more.
+
+    Raises:
+        TypeError: It is no tuple.
+    """
+    if not isinstance(fields, (tuple, list)):
+        raise TypeError(f"a {type(fields).__name__} where the fields of {cls.__name__} belong")
+    return fields[: len(cls._fields)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from gpumesh.model.records import NamedTuple
+from gpumesh.model.records import NamedTuple, leading
 
 GPU_KINDS = ("cuda", "mps", "rocm", "gpu")
 _UNITS = {
@@ -113,7 +113,7 @@ def facts_from_wire(fields: Any) -> WorkerFacts:
         ValueError: Not the shape of facts, or a score or slot count out of range.
     """
     try:
-        facts = WorkerFacts(*fields[: len(WorkerFacts._fields)])  # A newer peer may tell more.
+        facts = WorkerFacts(*leading(fields, WorkerFacts))  # A newer peer may tell more.
         plain: Any = facts.devices
         devices = tuple(_device_from_wire(device) for device in plain)
         tags = tuple((str(name), str(value)) for name, value in facts.tags)
@@ -149,7 +149,7 @@ def _check_device(device: DeviceFacts) -> None:
 
 
 def _device_from_wire(fields: Any) -> DeviceFacts:
-    device = DeviceFacts(*fields[: len(DeviceFacts._fields)])
+    device = DeviceFacts(*leading(fields, DeviceFacts))
     return device._replace(rates=tuple((str(name), float(rate)) for name, rate in device.rates))
 
 
@@ -160,7 +160,7 @@ def readings_from_wire(rows: Any) -> Tuple[CardReading, ...]:
         ValueError: Not the shape of readings.
     """
     try:
-        readings = tuple(CardReading(*row[: len(CardReading._fields)]) for row in rows)
+        readings = tuple(CardReading(*leading(row, CardReading)) for row in rows)
     except TypeError as error:
         raise ValueError(f"these are not readings of cards: {error}") from None
     for reading in readings:
@@ -177,7 +177,7 @@ def requirement_from_wire(fields: Any) -> Requirement:
         ValueError: Not the shape of a requirement.
     """
     try:
-        need = Requirement(*fields[: len(Requirement._fields)])
+        need = Requirement(*leading(fields, Requirement))
         need = need._replace(tags=tuple((str(name), str(value)) for name, value in need.tags))
     except (TypeError, ValueError) as error:
         raise ValueError(f"this is not a requirement: {error}") from None

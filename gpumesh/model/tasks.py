@@ -8,7 +8,7 @@ from typing import Any, Optional, Tuple
 from gpumesh.config import MAX_NESTING_DEPTH
 from gpumesh.model.actors import ActorPlan, plan_from_wire
 from gpumesh.model.ids import SEQUENCE_BITS
-from gpumesh.model.records import NamedTuple
+from gpumesh.model.records import NamedTuple, leading
 from gpumesh.model.resources import ANYTHING, Requirement, requirement_from_wire
 
 DIGEST_BYTES = 16
@@ -50,7 +50,7 @@ def spec_from_wire(fields: Any) -> TaskSpec:
         ValueError: Not the shape of a spec.
     """
     try:
-        spec = TaskSpec(*fields[: len(TaskSpec._fields)])  # A newer peer may tell more.
+        spec = TaskSpec(*leading(fields, TaskSpec))  # A newer peer may tell more.
         spec = spec._replace(
             requirement=requirement_from_wire(spec.requirement),
             idempotent=bool(spec.idempotent),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from functools import partial
-from typing import Any, Callable, Dict, List, Set, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Type
 
 import msgpack
 
@@ -31,6 +31,11 @@ _CHECKS: Dict[str, Tuple[Type[Any], ...]] = {
     "List": (tuple, list), "Tuple": (tuple, list), "Dict": (dict,),
 }  # fmt: skip
 _SHAPES: Dict[Type[Any], Tuple[Tuple[Type[Any], ...], ...]] = {}
+_Inside = Callable[[Any], bool]
+_INSIDE: Dict[
+    Type[Any], Tuple[Tuple[int, _Inside], ...]
+] = {}  # Which fields are arrays of something, and whether all of one is that.
+_CHECKED_LATER = ("SubmitTasks", "TasksFinished")  # By the coordinator, which looks at each of their many items anyway.
 # Types of fields that were found right for a message, by the message: a look takes a tenth of the check. Few, as msgpack has few types.
 _RIGHT: Dict[Type[Any], Set[Tuple[Type[Any], ...]]] = {}
 _new = tuple.__new__
@@ -111,6 +116,8 @@ def decode(frame: Frame, transferred: Callable[[int, int], List[Any]]) -> Any:
         except _NOT_MSGPACK as error:
             raise _not_msgpack(error) from None
         if type(fields) is tuple and cls in _RIGHT and tuple(map(type, fields)) in _RIGHT[cls]:
+            if cls in _INSIDE:
+                _look_inside(cls, fields)
             return _new(cls, fields)  # As `build` would.
     else:
         buffers, body = _split(data, flags, count, transferred)
@@ -143,7 +150,11 @@ def build(cls: Type[Any], fields: Any) -> Any:
         raise ProtocolError(f"the body of {cls.__name__} is not an array")
     shape = _SHAPES.get(cls)
     if shape is None:
-        shape = _SHAPES[cls] = tuple(_CHECKS[hint.partition("[")[0]] for hint in _hints(cls))
+        hints = _hints(cls)
+        inside = tuple((place, check) for place, check in enumerate(map(_inside_of, hints)) if check is not None)
+        if inside and cls.__name__ not in _CHECKED_LATER:
+            _INSIDE[cls] = inside
+        shape = _SHAPES[cls] = tuple(_CHECKS[hint.partition("[")[0]] for hint in hints)
         _RIGHT[cls] = set()
     if len(fields) != len(shape):
         if len(fields) < len(shape) - len(cls._field_defaults):
@@ -152,9 +163,62 @@ def build(cls: Type[Any], fields: Any) -> Any:
     for value, allowed in zip(fields, shape):
         if not isinstance(value, allowed):
             raise ProtocolError(f"{cls.__name__} holds a {type(value).__name__} where {allowed[0].__name__} belongs")
+    if cls in _INSIDE:
+        _look_inside(cls, fields)
     if len(fields) == len(shape):
         _RIGHT[cls].add(tuple(map(type, fields)))
     return cls(*fields)
+
+
+def _look_inside(cls: Type[Any], fields: Tuple[Any, ...]) -> None:
+    for place, is_right in _INSIDE[cls]:
+        if place < len(fields) and not is_right(fields[place]):
+            raise ProtocolError(f"{cls.__name__} holds something else than {_hints(cls)[place]} as its {cls._fields[place]}")
+
+
+def _inside_of(hint: str) -> Optional[_Inside]:
+    """What tells whether all that is in an array of this kind belongs there; None: anything does."""
+    kind, _, inner = hint.partition("[")
+    inner = inner[:-1]
+    if kind == "Dict":
+        return _keyed_by(_CHECKS[inner.partition(",")[0]])
+    item = inner if kind == "List" else inner[: -len(", ...")] if kind == "Tuple" and inner.endswith(", ...") else "Any"
+    if item == "Any":
+        return None
+    if item.startswith("Tuple["):
+        return _rows_of(tuple(_CHECKS[each.strip()] for each in item[len("Tuple[") : -1].split(",")))
+    return _all_of(_CHECKS[item])
+
+
+def _all_of(allowed: Tuple[Type[Any], ...]) -> _Inside:
+    types = frozenset(allowed)
+    return lambda items: types.issuperset(map(type, items))
+
+
+def _keyed_by(allowed: Tuple[Type[Any], ...]) -> _Inside:
+    types = frozenset(allowed)
+    return lambda mapping: types.issuperset(map(type, mapping))
+
+
+def _rows_of(columns: Tuple[Tuple[Type[Any], ...], ...]) -> _Inside:
+    known: Set[Tuple[Type[Any], ...]] = set()  # Types of rows that were found right; few.
+
+    def is_right(rows: Any) -> bool:
+        for row in rows:
+            if type(row) is not tuple:
+                return False
+            types = tuple(map(type, row))
+            if types in known:
+                continue
+            # Of a number only a number itself: True is none.
+            if len(row) != len(columns) or not all(
+                object in allowed or kind in allowed for kind, allowed in zip(types, columns)
+            ):
+                return False
+            known.add(types)
+        return True
+
+    return is_right
 
 
 def _hints(cls: Type[Any]) -> List[str]:

@@ -389,6 +389,8 @@ class ObjectService:
                 self._put_again(peer, message)
             return ""
         if message.data is not None:
+            if not is_payload(message.data):
+                return f"a {type(message.data).__name__} is no small object"
             if payload_bytes(message.data) > 2 * INLINE_VALUE_BYTES:
                 return f"{payload_bytes(message.data)} bytes beside the message PutObject"
             self._declare(peer, message)
@@ -419,6 +421,8 @@ class ObjectService:
         else:
             if self._unsealed.get(peer.key, {}).pop(oid, None) is not None:
                 self._open().discard(oid, recycle=False)  # The word that it was written went with the connection before.
+            if self._open().contains(oid):
+                return f"object {oid:#x} is being written into a segment"
             self._shares(peer, False)
             self._declare(peer, message)
             self._receive(peer, oid, message.nbytes)

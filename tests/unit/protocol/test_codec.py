@@ -201,7 +201,7 @@ def test_each_tag_is_claimed_once() -> None:
 
 
 def test_every_message_can_be_built_from_its_fields() -> None:
-    examples = {"str": "", "bytes": b"", "bool": True, "int": 0, "Any": None, "List": (), "Tuple": (), "Dict": {}}
+    examples = {"str": "", "bytes": b"", "bool": True, "int": 0, "float": 0.5, "Any": None, "List": (), "Tuple": (), "Dict": {}}
     for cls in MESSAGE_TYPES.values():
         fields = tuple(examples[hint.partition("[")[0]] for hint in codec._hints(cls))
         assert codec.build(cls, fields) == cls(*fields)
