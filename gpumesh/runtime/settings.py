@@ -32,6 +32,10 @@ class Environment(NamedTuple):
     is_local: bool  # GPUMESH_LOCAL: run on this machine, whatever mesh is named.
     verbosity: int  # GPUMESH_VERBOSE: 0, 1 (what ran where), 2 (everything).
 
+    def __repr__(self) -> str:
+        token = None if self.token is None else "..."
+        return f"Environment(url={self.url!r}, token={token}, is_local={self.is_local}, verbosity={self.verbosity})"
+
 
 def read_environment(variables: Optional[Mapping[str, str]] = None) -> Environment:
     """The variables as they are at this moment; `variables` stands in for `os.environ`."""
