@@ -239,3 +239,13 @@ GENERATOR_GATHER_SECONDS = 0.001  # Values that a generator yields in so quick s
 # --- tokens
 MIN_TOKEN_CHARACTERS = 16  # Of a token that a person has chosen, before it is called short: what is shorter is found by trying.
 TOKEN_GRACE_SECONDS = 3600.0  # After `gpumesh token rotate`, the token of before still lets in who has lost its connection.
+
+# --- strangers at the door
+FAILED_PROOFS = 5  # Wrong tokens of one address before it has to wait: a person mistypes twice, a script of theirs reconnects a few times.
+FAILED_PROOFS_SECONDS = 10.0  # Within this time.
+FAILED_PROOFS_MAX_SECONDS = 60.0  # The longest wait; an honest neighbour behind the same router waits no longer.
+FAILED_PROOFS_LOCAL_SECONDS = 1.0  # The same for this machine itself, whose own worker calls from the same address.
+KNOWN_STRANGERS = 1024  # Addresses remembered for that, and for not saying the same again.
+REFUSALS_LOGGED_SECONDS = 60.0  # The same refusal of the same address is logged once in this time.
+ACCEPT_BATCH = 64  # Connections taken from the system's queue in one round of the loop.
+ACCEPT_PAUSE_SECONDS = 0.2  # Without descriptors for more connections: before the next look whether there are any.

@@ -302,6 +302,7 @@ class Connection:
         self.role = role
         self.mesh = mesh
         self.grant = ""  # Of a listener, once open: what the dialer's secret allows, `auth.FULL` or `auth.WORKER`.
+        self.requires_tls = False  # Of a listener: nobody may speak through this channel, which has none.
         self.has_failed_proof = False  # Of a listener: the dialer does not know any of its secrets.
         self.workers = 0  # Told in Welcome; the listener's shell keeps it current until then.
         self.bytes_waiting = 0  # On the control lane.
@@ -568,6 +569,8 @@ class Connection:
             else:
                 self._queue([frames.PREAMBLE])
                 self.state = State.HELLO
+                if self.requires_tls:
+                    return self._fail(MeshUnavailableError("this mesh speaks TLS with other machines"), tell=TLS)
         events: List[Any] = []
         # One frame at a time: what comes behind Welcome or Proof is held to the limits of an open connection, not to these.
         while self.state is not State.OPEN and self.state is not State.CLOSED:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import secrets
 import socket
 import time
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, Any, Deque, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
-from gpumesh.config import ABSENT_CLIENT_SECONDS, ATTEMPTS_KEPT, PENDING_HANDSHAKES, WORKER_TTL_SECONDS
+from gpumesh.config import ABSENT_CLIENT_SECONDS, ATTEMPTS_KEPT, WORKER_TTL_SECONDS
 from gpumesh.model.actors import ACTORS_CLIENT
 from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, SEQUENCE_LIMIT, ClientNumber, WorkerId
 from gpumesh.model.jobs import JOBS_CLIENT
@@ -59,6 +60,7 @@ from gpumesh.protocol.messages import (
 )
 from gpumesh.protocol.object_errors import LOST
 from gpumesh.runtime import nested_service, settings, system
+from gpumesh.runtime.doorway import Doorway
 from gpumesh.runtime.event_log import EventLog
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
 from gpumesh.runtime.link import PeerLink, Turn
@@ -75,6 +77,7 @@ from gpumesh.scheduler.locality import TRACKED_BYTES
 
 if TYPE_CHECKING:
     from gpumesh.journal.base import Journal, WorkerRecord
+    from gpumesh.network.certificates import Identity
     from gpumesh.runtime.actor_service import ActorService
     from gpumesh.runtime.job_service import JobService
 
@@ -169,6 +172,9 @@ class Coordinator:
         spill_dir: Where objects above that go.
         journal: Keeps script jobs, is ours from now on, and what is unfinished in it goes on; without one they are kept in memory.
         worker_ttl: Seconds for which a lost worker is still shown.
+        identity: Its certificate: other machines speak TLS then, and nothing else.
+        is_insecure: Nobody has to.
+        has_web: Speak HTTP on the port too; so does one with an identity.
 
     Raises:
         JournalError: What stands in the journal cannot be read.
@@ -183,15 +189,25 @@ class Coordinator:
         spill_dir: Optional[str] = None,
         journal: Optional[Journal] = None,
         worker_ttl: float = WORKER_TTL_SECONDS,
+        identity: Optional[Identity] = None,
+        is_insecure: bool = False,
+        has_web: bool = False,
     ) -> None:
         self.mesh = mesh or secrets.token_hex(8)
         self.tokens = Tokens(token)
         self._loop = asyncio.get_running_loop()
         self._cluster = Cluster(worker_ttl=worker_ttl)
-        self._server: Optional[asyncio.AbstractServer] = None
         self._links: Set[PeerLink] = set()
         self._turn = Turn()
-        self._strangers: OrderedDict[PeerLink, None] = OrderedDict()  # Not yet registered, oldest first.
+        self.door = Doorway(
+            self._loop,
+            self._accept,
+            on_refused=self._on_refused,
+            make_web=self._make_web if identity is not None or has_web else None,
+            identity=identity,
+            is_insecure=is_insecure,
+        )
+        self._web: Any = None  # What speaks HTTP, once somebody did.
         self._workers: Dict[WorkerId, _Worker] = {}
         self._limits: OrderedDict[WorkerId, WorkerLimits] = OrderedDict()  # Of those with a worker-only token.
         self._clients: Dict[ClientNumber, _Client] = {}
@@ -254,18 +270,14 @@ class Coordinator:
 
     async def start(self, listener: socket.socket) -> None:
         """Serve on a listening socket, which is ours from now on."""
-        listener.setblocking(False)
-        self._server = await self._loop.create_server(self._accept, sock=listener)
+        self.door.open(listener)
         if self._workers_before:
             self._missing_timer = self._loop.call_later(ABSENT_CLIENT_SECONDS, self._forget_missing)
         self.events.note("started", f"the coordinator of mesh {self.mesh} has started")
 
     async def stop(self) -> None:
         """Close every connection and the port."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-            await asyncio.sleep(0)  # One turn of the loop: who was being accepted is among the links.
+        self.door.close()
         links = list(self._links)
         self._links.clear()
         for link in links:
@@ -294,22 +306,29 @@ class Coordinator:
 
     # --- connections
 
-    def _accept(self) -> PeerLink:
-        while len(self._strangers) >= PENDING_HANDSHAKES:
-            oldest, _ = self._strangers.popitem(last=False)
-            logger.info("dropped the oldest of %d unfinished handshakes", PENDING_HANDSHAKES)
-            self._links.discard(oldest)
-            oldest.abort()
+    def _accept(self, binding: bytes) -> PeerLink:
         now = self._loop.time()
         connection = Connection.listen(
-            tokens=self.tokens.grants(now), nonce=fresh_nonce(), mesh=self.mesh, now=now, facts=peer_facts()
+            tokens=self.tokens.grants(now), nonce=fresh_nonce(), mesh=self.mesh, now=now, facts=peer_facts(), binding=binding
         )
         connection.workers = self._healthy
         link = PeerLink(self._loop, connection, self._on_events, self._turn)
         link.holds_back = True
         self._links.add(link)
-        self._strangers[link] = None
         return link
+
+    def _on_refused(self, address: str, why: str) -> None:
+        logger.warning("refused %s: %s", address, why)
+        self.events.note("refused", f"refused {address}: {why}")
+
+    async def _make_web(self) -> Callable[[], asyncio.BaseProtocol]:
+        """Loads what speaks HTTP, which takes a quarter of a second, beside the loop; the maker of its protocols."""
+        if self._web is None:
+            module = await self._loop.run_in_executor(None, importlib.import_module, "gpumesh.runtime.web")
+            if self._web is None:
+                self._web = module.Web(self)
+        protocol: Callable[[], asyncio.BaseProtocol] = self._web.protocol
+        return protocol
 
     def _on_events(self, link: PeerLink, events: List[Any]) -> None:
         for message in events:
@@ -353,7 +372,7 @@ class Coordinator:
                 return
             if limits is not None:
                 held, finished = _only_claimed(link, limits, held, finished)
-            self._strangers.pop(link, None)
+            self.door.settle(link)
             if worker is None:
                 worker = self._workers[ident] = _Worker(ident, link, facts.hostname, limits)
                 what = "is back" if held or finished else "joined"
@@ -381,7 +400,7 @@ class Coordinator:
             if number in _OWN_CLIENTS or not 0 < number < CLIENT_LIMIT:
                 self._refuse(link, "protocol", f"client number {number} is out of range")
                 return
-            self._strangers.pop(link, None)
+            self.door.settle(link)
             # One that is known came back, maybe before we noticed that its old connection is dead: strangers cannot guess 31 random bits.
             client = self._clients.get(number)
             if client is not None:
@@ -410,7 +429,7 @@ class Coordinator:
     def _refuse(self, link: PeerLink, reason: str, text: str) -> None:
         logger.warning("refused %s: %s", link.address, text)
         self.events.note("refused", f"refused {link.address}: {text}")
-        self._strangers.pop(link, None)
+        self.door.settle(link)
         self._links.discard(link)
         peer = link.peer
         link.refuse(reason, text)
@@ -418,9 +437,8 @@ class Coordinator:
 
     def _on_closed(self, link: PeerLink, peer: Optional[_Peer], closed: Closed) -> None:
         self._links.discard(link)
-        if self._strangers.pop(link, link) is None and closed.error is not None:
-            logger.warning("refused %s: %s", link.address, closed.reason)
-            self.events.note("refused", f"refused {link.address}: {closed.reason}")
+        if self.door.settle(link) and closed.error is not None:
+            self.door.tell(link.address, closed.reason)
         if closed.error is None:  # It said goodbye.
             self._lose(peer, closed.reason)
         elif type(peer) is _Worker:
@@ -929,7 +947,7 @@ class Coordinator:
         for client in self._clients.values():
             if client.link is not None:
                 client.link.send(MeshChanged(count))
-        for link in self._strangers:
+        for link in self.door.strangers():
             if not link.connection.established:  # Else it has been told already, and hears of what differs when it registers.
                 link.connection.workers = count
         for worker in self._workers.values():

@@ -78,6 +78,7 @@ class PeerLink(asyncio.BufferedProtocol):
         self.is_private = False  # Nobody on the way can read what is said: TLS, or no way out of this machine.
         self.is_local = False  # The peer has called from the address that it called: it is most likely on this host.
         self.on_drained: Optional[Callable[[], None]] = None  # Called when what was queued has left, after a congestion.
+        self._is_piped = False
         self._loop = loop
         self._on_events = on_events
         self._turn = turn
@@ -102,8 +103,8 @@ class PeerLink(asyncio.BufferedProtocol):
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_KERNEL_BYTES)
         name = transport.get_extra_info("peername")
-        if isinstance(name, tuple) and len(name) >= 2:
-            self.address = f"{name[0]}:{name[1]}"
+        if isinstance(name, tuple) and len(name) >= 2 and not self._is_piped:
+            self.address = self.address or f"{name[0]}:{name[1]}"
             mine = transport.get_extra_info("sockname")
             self.is_local = isinstance(mine, tuple) and mine[0] == name[0]
             self.is_private = str(name[0]).startswith(LOOPBACKS)
@@ -115,6 +116,11 @@ class PeerLink(asyncio.BufferedProtocol):
         if self._is_closed:  # While it was being accepted.
             self._close_transport()
         self._arm()
+
+    def come_from(self, address: str, *, is_piped: bool) -> None:
+        """Before it is connected: who calls, as it is shown; through a pipe of another machine, whatever the socket says."""
+        self.address = address
+        self._is_piped = is_piped
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self.connection.get_buffer()
@@ -243,6 +249,13 @@ class PeerLink(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
         self._finish()
+
+    def drop(self, reason: str) -> None:
+        """Close at once a peer that is no member of the mesh yet; its last event says why."""
+        events = self.connection.receive_eof(self._loop.time())
+        self.abort()
+        if events:
+            self._on_events(self, [Closed(None, reason)])
 
     def _hang_up(self) -> None:
         self._flush()

@@ -14,6 +14,7 @@ from gpumesh import config
 from gpumesh.protocol import connection as protocol
 from gpumesh.protocol import frames
 from gpumesh.protocol.messages import Hello
+from gpumesh.runtime import doorway
 from gpumesh.runtime.embedded import EmbeddedMesh, start_coordinator
 from tests.support import tasks
 from tests.support.client import Client
@@ -136,11 +137,11 @@ def test_a_stranger_who_trickles_is_dropped_when_the_handshake_is_due(monkeypatc
         assert 0.4 < time.monotonic() - started < 1.5
         for sock in slow:
             sock.close()
-        until(lambda: descriptors() <= open_before)
+        until(lambda: descriptors() <= open_before + 1)  # The event loop keeps one more from its first connection on.
 
 
 def test_a_stranger_who_says_nothing_is_dropped_when_the_handshake_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr(doorway, "HANDSHAKE_SECONDS", 0.3)
     with start_coordinator(port=0, token="secret") as coordinator:
         started = time.monotonic()
         with connect(int(coordinator.url.rpartition(":")[2])) as sock:
