@@ -1,0 +1,102 @@
+"""Pipes through WebSockets for programs without an event loop: a thread that moves their bytes, while there are any."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any, Optional
+
+from gpumesh.config import GOODBYE_SECONDS
+from gpumesh.network.address import Address
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+def open_pipe(address: Address, *, timeout: float) -> socket.socket:
+    """As `network.websocket.open_pipe`, for a program without a loop; blocks until it is connected.
+
+    Whoever wants what was sent last to arrive before the interpreter ends calls `drain`.
+
+    Raises:
+        MeshUnavailableError, ProtocolError: As there.
+    """
+    return _beside.open(address, timeout)
+
+
+def drain(timeout: float = GOODBYE_SECONDS) -> None:
+    """Wait until all pipes, which were closed before, have told what was sent through them, but no longer than this."""
+    _beside.drain(timeout)
+
+
+class _Beside:
+    """A daemon thread with a loop; begins with the first pipe and ends with the last."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._count = 0  # Pipes that are open, or being opened, on this loop.
+
+    def open(self, address: Address, timeout: float) -> socket.socket:
+        import asyncio
+
+        from gpumesh.network import websocket
+
+        async def connect() -> socket.socket:
+            try:
+                return await websocket.open_pipe(address, timeout=timeout, on_end=self._one_less)
+            except BaseException:
+                self._one_less()
+                raise
+
+        with self._changed:
+            if self._loop is None:
+                self._loop = _start()
+            self._count += 1
+            future = asyncio.run_coroutine_threadsafe(connect(), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Interrupted: a pipe that is connected nevertheless ends as nobody has its end.
+            raise
+
+    def _one_less(self) -> None:
+        """On the loop's thread."""
+        with self._changed:
+            self._count -= 1
+            if not self._count and self._loop is not None:
+                self._loop.stop()
+                self._loop = None
+            self._changed.notify_all()
+
+    def drain(self, timeout: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._count, timeout)
+
+
+def _start() -> asyncio.AbstractEventLoop:
+    from gpumesh.runtime.loop import new_event_loop
+
+    loop = new_event_loop()
+    threading.Thread(target=_run, args=(loop,), name="gpumesh-websocket", daemon=True).start()
+    return loop
+
+
+def _run(loop: Any) -> None:
+    loop.run_forever()
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+_beside = _Beside()
+
+
+def _after_fork_in_child() -> None:
+    """The thread is the parent's, and the pipes too."""
+    global _beside
+    _beside = _Beside()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
