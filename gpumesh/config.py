@@ -249,3 +249,7 @@ KNOWN_STRANGERS = 1024  # Addresses remembered for that, and for not saying the 
 REFUSALS_LOGGED_SECONDS = 60.0  # The same refusal of the same address is logged once in this time.
 ACCEPT_BATCH = 64  # Connections taken from the system's queue in one round of the loop.
 ACCEPT_PAUSE_SECONDS = 0.2  # Without descriptors for more connections: before the next look whether there are any.
+
+# --- HTTP, and the mesh inside it
+WEBSOCKET_READ_BYTES = 256 * KIB  # Of the mesh's bytes in one message; proxies hold a few of them.
+WEBSOCKET_MESSAGE_BYTES = 1 * MIB  # The largest message taken in: proxies may join what they pass on.
