@@ -1,4 +1,4 @@
-"""What of a folder travels: everything but caches, version control, virtual environments, and what `.gitignore` names.
+"""What of a folder travels: everything but caches, version control, virtual environments, secrets of this package, and what `.gitignore` names.
 
 Sizes and times only; nothing is read except the ignore files.
 """
@@ -19,6 +19,10 @@ EXCLUDED_FOLDERS = frozenset(
 )  # fmt: skip
 ENVIRONMENT_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})  # A folder that holds one is an environment.
 EXCLUDED_FILES = (".pyc", ".pyo")
+OUR_FOLDER = (
+    "gpumesh"  # In the user's folders for settings and state, which lie in a home folder that is somebody's project, ...
+)
+OUR_SECRETS = frozenset({"connection.json", "identity.pem"})  # ... these hold what opens the mesh, and go nowhere.
 MAX_FILES = 200_000  # A walk that goes on longer has left the project.
 
 
@@ -70,6 +74,8 @@ def list_folder(folder: str, *, deep: bool, keep: Iterable[str] = ()) -> Listing
             if item.name == ".gitignore":
                 ignores[path] = item.path
             if item.name in EXCLUDED_FOLDERS or item.name.endswith(EXCLUDED_FILES):
+                continue
+            if item.name in OUR_SECRETS and os.path.basename(path) == OUR_FOLDER:
                 continue
             try:
                 status = item.stat()

@@ -93,7 +93,9 @@ def test_whoever_looks_at_a_working_mesh_sees_no_token(programs: Programs, tmp_p
     words, environment = WAYS[way]
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    server = programs.gpumesh("-vv", "serve", "--port", str(port), "--slots", "1", "--score", "1", *words, **environment)
+    server = programs.gpumesh(
+        "-vv", "serve", "--host", "127.0.0.1", "--port", str(port), "--slots", "1", "--score", "1", *words, **environment
+    )
     server.wait_for("serving at")
     worker = programs.gpumesh("-vv", "join", url, "--slots", "1", "--score", "1", *words, **environment)
     worker.wait_for("works for")
@@ -129,7 +131,9 @@ def test_whoever_looks_at_a_working_mesh_sees_no_token(programs: Programs, tmp_p
 
 def test_a_machine_lent_with_the_worker_token_shows_neither(programs: Programs, tmp_path: Path) -> None:
     port = free_port()
-    server = programs.gpumesh("-vv", "serve", "--port", str(port), "--no-self-worker", GPUMESH_TOKEN=TOKEN)
+    server = programs.gpumesh(
+        "-vv", "serve", "--host", "127.0.0.1", "--port", str(port), "--no-self-worker", GPUMESH_TOKEN=TOKEN
+    )
     server.wait_for("serving at")
     file = tmp_path / "token"
     file.write_text(LENT + "\n")
@@ -147,7 +151,7 @@ def test_a_machine_lent_with_the_worker_token_shows_neither(programs: Programs, 
 
 
 def test_the_token_may_come_from_standard_input(programs: Programs, tmp_path: Path) -> None:
-    listening = programs.gpumesh("serve", "--port", "0", "--no-self-worker", GPUMESH_TOKEN=TOKEN)
+    listening = programs.gpumesh("serve", "--host", "127.0.0.1", "--port", "0", "--no-self-worker", GPUMESH_TOKEN=TOKEN)
     url = listening.wait_for(r"serving at (\S+),").group(1)
 
     shown = subprocess.run(
@@ -165,7 +169,7 @@ def test_the_token_may_come_from_standard_input(programs: Programs, tmp_path: Pa
 
 @pytest.mark.parametrize(("token", "is_warned"), [("guess", True), ("x" * 15, True), ("x" * 16, False)])
 def test_a_token_that_is_soon_found_is_warned_of_once(programs: Programs, token: str, is_warned: bool) -> None:
-    server = programs.gpumesh("serve", "--port", "0", "--no-self-worker", GPUMESH_TOKEN=token)
+    server = programs.gpumesh("serve", "--host", "127.0.0.1", "--port", "0", "--no-self-worker", GPUMESH_TOKEN=token)
     server.wait_for("serving at")
     server.interrupt()
     server.wait()
@@ -195,7 +199,7 @@ def test_nothing_that_may_be_printed_has_the_token_in_its_text(monkeypatch: pyte
 def test_tokens_are_written_where_only_their_owner_can_read(programs: Programs, tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        server = programs.gpumesh("serve", "--port", "0", "--no-self-worker", GPUMESH_TOKEN=TOKEN)
+        server = programs.gpumesh("serve", "--host", "127.0.0.1", "--port", "0", "--no-self-worker", GPUMESH_TOKEN=TOKEN)
         server.wait_for("serving at")
     finally:
         os.umask(before)

@@ -262,6 +262,16 @@ def test_a_package_in_an_ignored_folder_travels(project: Project) -> None:
     assert sorted(shipped("ignored_pkg")["ignored_pkg"]) == ["ignored_pkg/__init__.py", "ignored_pkg/data.txt"]
 
 
+def test_what_opens_the_mesh_does_not_travel_with_a_home_folder_that_is_a_project(tmp_path: Path) -> None:
+    for name in (".config/gpumesh/connection.json", ".local/state/gpumesh/identity.pem", "gpumesh/model.py", "connection.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+
+    entries = folders.list_folder(str(tmp_path), deep=True).entries
+
+    assert [entry.name for entry in entries] == ["connection.json", "gpumesh/model.py"]
+
+
 def test_what_ignores_is_loaded_only_where_a_pattern_could_match(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pathspec", None)
     (project.root / ".git").mkdir()
