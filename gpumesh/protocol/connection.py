@@ -110,6 +110,7 @@ TLS = "tls"  # Reason of Refused: this mesh speaks TLS with such a peer, and not
 LATER = "later"  # This address has failed too often; it may come again in a while.
 BUSY = "busy"  # There are too many.
 UNAVAILABLE = (TLS, LATER, BUSY)
+LOOKED = "looked"  # The dialer only wanted to see who is there; nothing to complain about.
 
 NOT_KNOWN = "the token was refused; use the one that `gpumesh serve` was started with"
 NOT_A_CLIENT = (
@@ -597,6 +598,8 @@ class Connection:
             raise ProtocolError(f"a frame of kind {frame.kind:#x} has no place before authentication")
         message = codec.decode_handshake(frame)
         kind = type(message)
+        if kind is Refused and message.reason == LOOKED and self.state is State.PROOF:
+            return self._end(LOOKED)
         if kind is Refused:
             return self._fail(_refusal(message))
         if self._is_dialer and kind is Challenge and self.state is State.CHALLENGE:
