@@ -337,7 +337,7 @@ class Mesh:
         return Program(name, command, self._environment(name, far=far), self.folder / f"{name.replace(' ', '-')}.log")
 
     def _serve(self) -> List[str]:
-        return ["serve", "--port", str(self.port), "--no-self-worker", "--db", str(self.database)]
+        return ["serve", "--host", "127.0.0.1", "--port", str(self.port), "--no-self-worker", "--db", str(self.database)]
 
     def _join(self, number: int) -> List[str]:
         return ["join", f"http://127.0.0.1:{self._ports[number]}", "--slots", str(SLOTS), "--score", "1"]

@@ -30,7 +30,7 @@ class Commands:
             folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="benchmarks-"))  # For the connection that they save.
             self._environment = {**os.environ, _TOKEN: self._token, "XDG_CONFIG_HOME": folder, "PYTHONUNBUFFERED": "1"}
             options = ["--port", "0", "--no-self-worker", "--db", os.path.join(folder, "jobs.db")]
-            said = ends.enter_context(_command(["serve", *options], self._environment))
+            said = ends.enter_context(_command(["serve", "--host", "127.0.0.1", *options], self._environment))
             self._url = said.split("serving at ")[1].split(",")[0]
             self._ends = ends.pop_all()
         return self

@@ -85,7 +85,7 @@ class _Coordinator:
     """`gpumesh serve`, once it listens."""
 
     def __init__(self, port: int, environment: Mapping[str, str]) -> None:
-        words = [sys.executable, "-m", "gpumesh", "serve", "--port", str(port), "--no-self-worker"]
+        words = [sys.executable, "-m", "gpumesh", "serve", "--host", "127.0.0.1", "--port", str(port), "--no-self-worker"]
         self._process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self._process.stdout is not None
         while True:

@@ -48,6 +48,19 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         os.environ["XDG_DATA_HOME"] = before
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where coordinators that tests start keep their certificate."""
+    before = os.environ.get("XDG_STATE_HOME")
+    folder = str(tmp_path_factory.mktemp("state"))
+    os.environ["XDG_STATE_HOME"] = folder
+    yield folder
+    if before is None:
+        del os.environ["XDG_STATE_HOME"]
+    else:
+        os.environ["XDG_STATE_HOME"] = before
+
+
 @pytest.fixture(autouse=True)
 def log_settings() -> Iterator[None]:
     """Commands that run inside a test's process set up the log; the next test is to find it as it was."""

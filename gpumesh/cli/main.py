@@ -64,6 +64,12 @@ def _root(
     set_verbosity(verbose)
 
 
+def _text(error: Exception) -> str:
+    """What went wrong. An error of the system needs its number and file; one of ours has said it all, and what to do."""
+    told = error.strerror if isinstance(error, OSError) else None
+    return told if told and ";" in told else str(error)
+
+
 def main(arguments: Optional[List[str]] = None) -> NoReturn:
     """Run one command line and exit.
 
@@ -77,7 +83,7 @@ def main(arguments: Optional[List[str]] = None) -> NoReturn:
     except (MeshError, OSError, ValueError, ImportError) as error:
         if verbosity():
             raise
-        typer.echo(f"gpumesh: {error}", err=True)
+        typer.echo(f"gpumesh: {_text(error)}", err=True)
         code = 1
     else:
         code = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 import typer
 
@@ -24,14 +24,34 @@ from gpumesh.cli.console import (
 )
 from gpumesh.config import DEFAULT_PORT, KEEP_JOBS_DAYS, WORKER_TTL_SECONDS
 
-ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"
+if TYPE_CHECKING:
+    from gpumesh.network.certificates import Identity
+
+INSECURE_MEANS = (
+    "without TLS, whoever is on the way between the machines of this mesh can read all code, arguments and results, and can take over "
+    "a connection that is open and run code of theirs on every machine of the mesh; only the token itself is never sent"
+)
 
 
 def serve(
     host: str = typer.Option(
-        "127.0.0.1", "--host", help="Address to listen on: 127.0.0.1 for this machine alone, 0.0.0.0 for others too."
+        "",
+        "--host",
+        metavar="ADDRESS",
+        help="Address to listen on: 127.0.0.1 for this machine alone; by default every address of this machine.",
+        show_default=False,
     ),
     port: int = typer.Option(DEFAULT_PORT, "--port", min=0, max=65535, help="Port to listen on; 0 picks a free one."),
+    cert: Optional[str] = typer.Option(
+        None, "--cert", metavar="FILE", help="A certificate of your own, PEM; by default one is made once and kept."
+    ),
+    key: Optional[str] = typer.Option(
+        None, "--key", metavar="FILE", help="Its private key, PEM, if that is in a file of its own."
+    ),
+    insecure: bool = typer.Option(
+        False, "--insecure", help="Encrypt nothing: others on the network can read and change what is sent. Asks first."
+    ),
+    yes: bool = typer.Option(False, "--yes", help="Do not ask whether --insecure is meant."),
     token: Optional[str] = TOKEN,
     token_file: Optional[str] = TOKEN_FILE,
     show_token: bool = typer.Option(
@@ -58,6 +78,9 @@ def serve(
 ) -> None:
     """Start a mesh on this machine: others join it, and it works too.
 
+    Whoever knows the secret can connect, from every network that this machine is on, and run code here as you; --host 127.0.0.1 keeps it to
+    this machine. With other machines it speaks TLS; its certificate needs no handing round, as both sides prove the secret over it.
+
     The secret comes from --token, --token-file or GPUMESH_TOKEN; without any, one is generated, shown on a terminal and by `gpumesh token`,
     and used again when a mesh is started at the same address again. Address and secret are saved for this user, so that GPUMesh() and the other commands on this machine
     find the mesh by themselves.
@@ -68,19 +91,21 @@ def serve(
     """
     import logging
 
+    from gpumesh.cli.serve_banner import Banner
     from gpumesh.devices.scoring import check_score
-    from gpumesh.network.address import Address
-    from gpumesh.runtime.serving import generate_token, run_coordinator
+    from gpumesh.network.address import is_loopback, parse_address
+    from gpumesh.runtime.serving import generate_token, own_address, run_coordinator
     from gpumesh.runtime.settings import generated_token, load_connection, save_connection
 
     supplied = given_token(token, token_file)
     hide_token()
-    near = {ANY_IPV4: "127.0.0.1", ANY_IPV6: "::1"}.get(host, host)  # How this machine reaches it.
-    secret = supplied or generated_token(Address(near, port).url) or generate_token()
     if score is not None:
         check_score(score)
     set_gpu_score(gpu_score)
     set_object_limits(object_memory, spill_dir)
+    is_near = is_loopback(host) or host == "localhost"
+    identity = _identity(cert, key, insecure=insecure, yes=yes, is_near=is_near)
+    secret = supplied or generated_token(own_address(host, port, identity).url) or generate_token()
     check_token(supplied)
     log_to_stderr(usual_level=logging.INFO)
 
@@ -93,19 +118,12 @@ def serve(
         return not supplied
 
     def announce(url: str) -> None:
-        bound = int(url.rpartition(":")[2])
-        saved_as[0] = Address(near, bound).url
-        save_connection(saved_as[0], secret, is_generated=not supplied)
-        typer.echo(f"gpumesh: serving at {url}, Ctrl-C to stop")
-        join = f"gpumesh join {Address(_reachable(host), bound).url}"
-        if supplied:
-            typer.echo(f"To join with another machine: {join}   (with the same token)")
-        elif show_token or sys.stdout.isatty():
-            typer.echo(f"To join with another machine: {join} --token {secret}")
-        else:  # What is not a terminal is kept, and read by others.
-            typer.echo(f"To join with another machine: {join}   (`gpumesh token` on this one shows the token)")
-        if host in ("127.0.0.1", "::1", "localhost"):
-            typer.echo(f"Only this machine can reach {host}; to let others join, serve with --host 0.0.0.0")
+        saved_as[0] = url
+        save_connection(url, secret, is_generated=not supplied)
+        is_shown = not supplied and (show_token or sys.stdout.isatty())  # What is no terminal is kept, and read by others.
+        banner = Banner(host, parse_address(url), identity.fingerprint if identity is not None else b"")
+        for line in banner.lines(secret if is_shown else "", is_generated=not supplied):
+            typer.echo(line)
 
     raise typer.Exit(
         run_coordinator(
@@ -120,20 +138,45 @@ def serve(
             worker_ttl=worker_ttl,
             on_ready=announce,
             keep_token=keep_token,
+            identity=identity,
         )
     )
 
 
-def _reachable(host: str) -> str:
-    """The address under which others find a server that listens on `host`."""
-    import socket
+def _identity(cert: Optional[str], key: Optional[str], *, insecure: bool, yes: bool, is_near: bool) -> Optional[Identity]:
+    """The certificate to serve with; None: without TLS, which was confirmed.
 
-    if host not in (ANY_IPV4, ANY_IPV6):
-        return host
-    family, elsewhere = (socket.AF_INET6, "2001:db8::1") if host == ANY_IPV6 else (socket.AF_INET, "192.0.2.1")
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((elsewhere, 9))  # Sends nothing: it only asks the routing table which address of ours would be used.
-        except OSError:
-            return socket.gethostname()
-        return str(probe.getsockname()[0])
+    Args:
+        is_near: Nobody but this machine can connect.
+
+    Raises:
+        typer.BadParameter: The options contradict each other, or --insecure was not confirmed.
+        OSError: The certificate cannot be used.
+    """
+    from gpumesh.network.certificates import load_or_make_identity, read_identity
+
+    if insecure and (cert or key):
+        raise typer.BadParameter("give a certificate or --insecure, not both")
+    if key and not cert:
+        raise typer.BadParameter("--key belongs to a certificate; give that with --cert")
+    if insecure:
+        if not is_near and not yes:
+            _confirm_insecure()
+        return None
+    if cert:
+        return read_identity(cert, key or cert)
+    try:
+        return load_or_make_identity()
+    except OSError as error:
+        if not is_near:
+            raise
+        typer.echo(f"gpumesh: {error}; only what comes through a proxy or tunnel needs it", err=True)
+        return None
+
+
+def _confirm_insecure() -> None:
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(f"{INSECURE_MEANS}; leave --insecure out, or add --yes if that is what you want")
+    typer.echo(f"gpumesh: {INSECURE_MEANS}.", err=True)
+    if not typer.confirm("Serve without TLS all the same?", default=False, err=True):
+        raise typer.Exit(1)

@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import socket
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, AsyncContextManager, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 from gpumesh.config import KEEP_JOBS_DAYS, RUNNER_RESTART_DELAYS_SECONDS, WORKER_TTL_SECONDS
 from gpumesh.errors import JournalError, MeshError
-from gpumesh.network.address import Address, parse_address
-from gpumesh.network.tcp import listen
+from gpumesh.model.records import NamedTuple
+from gpumesh.network.address import INSECURE, PORT, Address, is_loopback, parse_address
+from gpumesh.network.tcp import listen, near
 
 if TYPE_CHECKING:
+    from gpumesh.network.certificates import Identity
+    from gpumesh.runtime.coordinator import Coordinator
     from gpumesh.runtime.embedded import WorkerHandle
 
 logger = logging.getLogger("gpumesh")
+
+
+class Served(NamedTuple):
+    """A mesh whose port is open, for what stands beside it: announcements, tunnels."""
+
+    coordinator: Coordinator
+    host: str  # As it was asked for: "" for every address of this machine.
+    port: int
+    fingerprint: bytes  # SHA-256 of its certificate; b"" without TLS.
+
+
+Beside = Callable[[Served], AsyncContextManager[object]]
+"""Begins before anybody is told of the mesh, and ends before it does. What it raises ends the mesh."""
+
+
+def own_address(host: str, port: int, identity: Optional[Identity]) -> Address:
+    """How this machine reaches its coordinator that listens on `host` ("" for all addresses), with or without a certificate."""
+    where = near(host)
+    return Address(where, port, PORT if identity is not None or is_loopback(where) or where == "localhost" else INSECURE)
 
 
 def run_coordinator(
@@ -32,16 +55,21 @@ def run_coordinator(
     keep_days: Optional[float] = KEEP_JOBS_DAYS,
     worker_ttl: float = WORKER_TTL_SECONDS,
     keep_token: Optional[Callable[[str], bool]] = None,
+    identity: Optional[Identity] = None,
+    beside: Sequence[Beside] = (),
 ) -> int:
     """Serve a mesh until SIGINT or SIGTERM: the first drains, a second stops now.
 
     Args:
+        host: An address of this machine, "" for all of them.
         self_worker: Lend this machine too, in a process of its own that ends with this one.
         db: Path of the database of script jobs; that of the user's folder for data, for this port, if not given.
         keep_days: Jobs that finished so long ago are deleted from it; None: never.
         worker_ttl: Seconds for which a lost worker is still shown.
-        on_ready: Called with the URL once the port is open.
+        on_ready: Called once the port is open, with the URL by which this machine reaches it.
         keep_token: Given a new token, it sees to it that the next start uses it; False: it will not.
+        identity: Its certificate; without one nothing is encrypted.
+        beside: What goes on as long as the mesh is served.
 
     Returns:
         The exit code, 0.
@@ -64,7 +92,15 @@ def run_coordinator(
         try:
             journal = SqliteJournal(path, call_soon=loop.call_soon_threadsafe, keep_days=keep_days)
             try:
-                coordinator = Coordinator(token=token, mesh=journal.mesh_id, journal=journal, worker_ttl=worker_ttl)
+                coordinator = Coordinator(
+                    token=token,
+                    mesh=journal.mesh_id,
+                    journal=journal,
+                    worker_ttl=worker_ttl,
+                    identity=identity,
+                    is_insecure=identity is None,
+                    has_web=True,
+                )
             except JournalError:
                 journal.close()
                 raise
@@ -85,15 +121,19 @@ def run_coordinator(
 
         drains = []
         stopper = SignalStopper(lambda: drains.append(loop.create_task(drain())), end)
-        here = Address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), bound).url
+        here = own_address(host, bound, identity).url
         helper: Optional[_OwnWorker] = None
         if self_worker:
             helper = _OwnWorker(
                 lambda: add_worker(here, coordinator.tokens.own, slots=slots, score=score), coordinator.own_workers.add
             )
+        served = Served(coordinator, host, bound, identity.fingerprint if identity is not None else b"")
         try:
-            on_ready(Address(host, bound).url)
-            await over
+            async with contextlib.AsyncExitStack() as others:
+                for each in beside:
+                    await others.enter_async_context(each(served))
+                on_ready(here)
+                await over
         finally:
             stopper.remove()
             if helper is not None:

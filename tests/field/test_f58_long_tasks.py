@@ -92,7 +92,7 @@ def test_the_times_that_are_made_short_are_all_that_anybody_waits_for() -> None:
 def test_what_takes_longer_than_every_timeout_runs_once(programs: Programs, tmp_path: Path) -> None:
     log = tmp_path / "log"
     port = free_port()
-    server = command(programs, "serve", "--port", str(port), "--no-self-worker", "--token", "secret")
+    server = command(programs, "serve", "--host", "127.0.0.1", "--port", str(port), "--no-self-worker", "--token", "secret")
     server.wait_for("serving at")
     with Client(f"127.0.0.1:{port}", "secret", connect_timeout=LIMIT, reconnect_timeout=LIMIT) as client:
         worker = command(programs, "join", f"127.0.0.1:{port}", "--token", "secret", "--slots", "1", "--score", "1")

@@ -118,6 +118,7 @@ class Programs:
             XDG_CONFIG_HOME=str(home / "config"),
             XDG_CACHE_HOME=str(home / "cache"),
             XDG_DATA_HOME=str(home / "data"),
+            XDG_STATE_HOME=str(home / "state"),
             COLUMNS="200",
             NO_COLOR="1",
             TERM="dumb",
@@ -137,7 +138,7 @@ class Programs:
 
     def serve(self, *words: str, **environment: str) -> Tuple[Program, str]:
         """A coordinator on a free port, and its address."""
-        program = self.gpumesh("serve", "--port", "0", *words, **environment)
+        program = self.gpumesh("serve", "--host", "127.0.0.1", "--port", "0", *words, **environment)
         return program, program.wait_for(r"serving at (\S+?),").group(1)
 
     def end_all(self) -> None:

@@ -167,7 +167,7 @@ def test_join_waits_for_a_coordinator_that_is_not_there_yet(tmp_path: Any) -> No
         worker = join(programs, f"127.0.0.1:{port}")
         worker.wait_for("cannot reach the coordinator")
 
-        programs.gpumesh("serve", "--no-self-worker", "--port", str(port), "--token", "guess")
+        programs.gpumesh("serve", "--host", "127.0.0.1", "--no-self-worker", "--port", str(port), "--token", "guess")
 
         worker.wait_for("works for")
 

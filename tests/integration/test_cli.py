@@ -179,7 +179,7 @@ def test_a_wrong_secret_is_refused_in_one_line(command: tuple[str, ...], program
 
 def test_a_port_that_is_taken_is_an_error_in_one_line(programs: Programs) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = programs.gpumesh("serve", "--port", str(taken.getsockname()[1]))
+        server = programs.gpumesh("serve", "--host", "127.0.0.1", "--port", str(taken.getsockname()[1]))
 
         assert server.wait() == 1
 

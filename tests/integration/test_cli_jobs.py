@@ -270,7 +270,7 @@ def test_a_coordinator_that_is_not_there_is_one_line_and_not_a_wait(programs: Pr
 def test_a_job_goes_on_after_the_coordinator_was_killed_and_started_again(
     programs: Programs, folder: Path, tmp_path: Path
 ) -> None:
-    place = ("--port", str(free_port()), "--db", str(tmp_path / "jobs.db"), "--no-self-worker")
+    place = ("--host", "127.0.0.1", "--port", str(free_port()), "--db", str(tmp_path / "jobs.db"), "--no-self-worker")
     coordinator = programs.gpumesh("serve", *place)
     coordinator.wait_for("serving at")
     worker = programs.gpumesh("join", "--slots", "2")

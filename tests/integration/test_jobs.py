@@ -303,7 +303,7 @@ class Served:
         self.worker.wait_for("joined")
 
     def start(self) -> Program:
-        words = ("--port", str(self.port), "--token", TOKEN, "--no-self-worker", "--db", str(self.db))
+        words = ("--host", "127.0.0.1", "--port", str(self.port), "--token", TOKEN, "--no-self-worker", "--db", str(self.db))
         program = self.programs.gpumesh("serve", *words)
         program.wait_for("serving at")
         return program

@@ -188,7 +188,7 @@ def test_a_database_that_cannot_be_used_is_one_line_and_stays_as_it_is(programs:
     path = tmp_path / "jobs.db"
     path.write_bytes(b"my notes, and no database\n" * 10)
 
-    for words in (("serve", "--port", "0", "--db", str(path)), ("jobs", "--db", str(path))):
+    for words in (("serve", "--host", "127.0.0.1", "--port", "0", "--db", str(path)), ("jobs", "--db", str(path))):
         program = programs.gpumesh(*words)
         assert program.wait() == 1
         (line,) = [line for line in program.output.splitlines() if "jobs.db" in line]
@@ -201,7 +201,7 @@ def test_two_coordinators_do_not_share_a_database(programs: Programs, tmp_path: 
     path = str(tmp_path / "jobs.db")
     first, _ = programs.serve("--db", path, "--no-self-worker")
 
-    second = programs.gpumesh("serve", "--port", "0", "--db", path, "--no-self-worker")
+    second = programs.gpumesh("serve", "--host", "127.0.0.1", "--port", "0", "--db", path, "--no-self-worker")
 
     assert second.wait() == 1
     assert f"is in use by another coordinator (process {first.process.pid}); stop that one" in second.output

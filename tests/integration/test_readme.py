@@ -58,7 +58,7 @@ def test_the_job_of_the_readme_outlives_the_coordinator(programs: Programs) -> N
     shown = re.search(r"^j-\S+$", block, re.MULTILINE)
     assert shown is not None
     commands = [shlex.split(line[2:]) for line in block.splitlines() if line.startswith("$ ")]
-    place = ("--port", str(free_port()), "--slots", "2")
+    place = ("--host", "127.0.0.1", "--port", str(free_port()), "--slots", "2")
     job = ""
     output = ""
     server: Program

@@ -31,7 +31,9 @@ def said(programs: Programs, *words: str, **environment: str) -> Tuple[str, Prog
 
 
 def serve(programs: Programs, port: int, tmp_path: Path, *words: str) -> Program:
-    server = programs.gpumesh("serve", "--port", str(port), "--db", str(tmp_path / "jobs.db"), "--slots", "1", *words)
+    server = programs.gpumesh(
+        "serve", "--host", "127.0.0.1", "--port", str(port), "--db", str(tmp_path / "jobs.db"), "--slots", "1", *words
+    )
     server.wait_for("serving at")
     return server
 

@@ -147,7 +147,9 @@ class Site:
         self.workers = [self.join() for _ in range(2)]
 
     def serve(self) -> Program:
-        program = self.programs.gpumesh("serve", "--no-self-worker", "--port", str(self.port), "--token", "secret")
+        program = self.programs.gpumesh(
+            "serve", "--host", "127.0.0.1", "--no-self-worker", "--port", str(self.port), "--token", "secret"
+        )
         program.wait_for("serving at")
         return program
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
 
-from gpumesh.cli import console, serve
+from gpumesh.cli import console
 from gpumesh.cli.demo import QUICK_FOLDS, settings
 from gpumesh.cli.join import parse_tags
 from gpumesh.cli.main import main
@@ -28,6 +28,7 @@ def _own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     for name in ("GPUMESH_URL", "GPUMESH_TOKEN", "GPUMESH_LOCAL", "GPUMESH_VERBOSE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
@@ -60,7 +61,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> List[Dict[str, Any]]:
 
     def run_coordinator(host: str, port: int, token: str, *, on_ready: Callable[[str], None], **options: Any) -> int:
         calls.append({"host": host, "port": port, "token": token, **options})
-        on_ready(f"http://{host}:{port or 4321}")
+        on_ready(serving.own_address(host, port or 4321, options["identity"]).url)
         return 0
 
     def run_worker(url: str, token: str, *, on_joined: Callable[[Dict[str, Any]], None], **options: Any) -> int:
@@ -152,7 +153,7 @@ def test_verbose_reaches_processes_started_from_here(run: Callable[..., Answer],
 def test_serve_generates_a_secret_shows_it_on_request_with_the_line_to_join_and_saves_it(
     run: Callable[..., Answer], served: List[Dict[str, Any]]
 ) -> None:
-    code, out, _ = run("serve", "--show-token")
+    code, out, _ = run("serve", "--host", "127.0.0.1", "--show-token")
 
     assert code == 0
     (call,) = served
@@ -166,7 +167,8 @@ def test_serve_generates_a_secret_shows_it_on_request_with_the_line_to_join_and_
     assert len(call["token"]) == 64
     assert out.count(call["token"]) == 1
     assert f"gpumesh join http://127.0.0.1:8000 --token {call['token']}" in out
-    assert "--host 0.0.0.0" in out
+    assert "Only this machine can connect; for others to join too, leave --host out." in out
+    assert "TLS" not in out
     assert saved.load_connection() == ("http://127.0.0.1:8000", call["token"])
 
 
@@ -230,28 +232,6 @@ def test_an_empty_token_file_is_refused(run: Callable[..., Answer], served: List
     assert code == 2
     assert "holds no token" in err
     assert served == []
-
-
-def test_serving_to_others_shows_an_address_that_they_can_use(run: Callable[..., Answer], served: List[Any]) -> None:
-    code, out, _ = run("serve", "--host", "0.0.0.0", "--port", "9000", "--no-self-worker")
-
-    assert code == 0
-    assert served[0]["self_worker"] is False
-    assert "gpumesh join http://0.0.0.0" not in out
-    assert "Only this machine" not in out
-    assert saved.load_connection()[0] == "http://127.0.0.1:9000"
-
-
-def test_a_machine_without_a_network_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
-    def refuse(*_args: object) -> None:
-        raise OSError("network is unreachable")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "gethostname", lambda: "lonely")
-    assert serve._reachable("0.0.0.0") == "lonely"
-    assert serve._reachable("10.1.2.3") == "10.1.2.3"
 
 
 def test_join_takes_slots_score_and_tags(run: Callable[..., Answer], served: List[Dict[str, Any]]) -> None:

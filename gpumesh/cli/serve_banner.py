@@ -1,0 +1,78 @@
+"""What `gpumesh serve` says when its port is open: who can connect, as whom their code runs, and the line for other machines."""
+
+from __future__ import annotations
+
+import os
+from typing import List
+
+from gpumesh.network.address import INSECURE, PORT, Address, is_loopback
+from gpumesh.network.tcp import ANY
+
+
+class Banner:
+    """Makes the lines.
+
+    Args:
+        host: Where it listens, as it was asked for; "" for every address of this machine.
+        here: The address by which this machine reaches it.
+        fingerprint: SHA-256 of its certificate; b"" without TLS.
+    """
+
+    def __init__(self, host: str, here: Address, fingerprint: bytes) -> None:
+        from gpumesh.runtime.serving_addresses import reachable_hosts
+
+        way = PORT if fingerprint else INSECURE
+        self.fingerprint = fingerprint
+        self.is_everywhere = host in ANY
+        self.is_near = is_loopback(here.host) and not self.is_everywhere
+        self.addresses = [Address(each, here.port, way) for each in reachable_hosts(host)] or [here]
+
+    def lines(self, token: str, *, is_generated: bool) -> List[str]:
+        """One text a line.
+
+        Args:
+            token: What the line for other machines is to show; "" for nothing.
+            is_generated: Nobody knows it yet.
+        """
+        best = self.addresses[0]
+        said = [f"gpumesh: serving at {best.url}, Ctrl-C to stop"]
+        if self.is_near:
+            said.append("Only this machine can connect; for others to join too, leave --host out.")
+        else:
+            who = "can connect, from every network that this machine is on,"
+            if not self.is_everywhere:
+                who = f"and can reach {best.host} can connect,"
+            said.append(f"Whoever knows the token {who} and run code here as {_user()}.")
+        if self.fingerprint:
+            if not self.is_near:
+                said.append(
+                    f"What is said with other machines is encrypted (TLS); the certificate's SHA-256 begins with {_hex(self.fingerprint)}."
+                )
+        elif not self.is_near:
+            said.append("NOTHING IS ENCRYPTED (--insecure): others on the network can read and change what is said here.")
+        join = f"gpumesh join {best.url}"
+        if token:
+            said.append(f"To join with another machine: {join} --token {token}")
+        elif is_generated:
+            said.append(f"To join with another machine: {join}   (`gpumesh token` on this one shows the token)")
+        else:
+            said.append(f"To join with another machine: {join}   (with the same token)")
+        if len(self.addresses) > 1:
+            said.append(f"If it cannot reach that: {', '.join(each.url for each in self.addresses[1:])}")
+        return said
+
+
+def _hex(fingerprint: bytes) -> str:
+    return ":".join(f"{byte:02x}" for byte in fingerprint[:16])
+
+
+def _user() -> str:
+    """Who runs this."""
+    if not hasattr(os, "getuid"):
+        return f'user "{os.environ.get("USERNAME", "")}"'
+    import pwd
+
+    try:
+        return f'user "{pwd.getpwuid(os.getuid()).pw_name}"'
+    except KeyError:  # A container.
+        return f"user {os.getuid()}"
