@@ -93,8 +93,7 @@ class WorkerLimits:
             task_id, attempt, status = result[:3]
             if self._was_given(task_id, attempt):
                 results.append(self._cleaned(result))
-                if status != int(Status.NOT_RUN):
-                    self._note_ended(task_id)
+                self._note_ended(task_id, is_back=status == int(Status.NOT_RUN))
         return message._replace(results=results), None
 
     def _cleaned(self, result: Sequence[Any]) -> Sequence[Any]:
@@ -147,9 +146,9 @@ class WorkerLimits:
     def _was_given(self, task_id: Any, attempt: Any) -> bool:
         return attempt is not None and attempt in (self._tasks.get(task_id), self._ended.get(task_id))
 
-    def _note_ended(self, task_id: int) -> None:
+    def _note_ended(self, task_id: int, *, is_back: bool) -> None:
         attempt = self._tasks.pop(task_id, None)
-        if attempt is not None:
+        if attempt is not None and not is_back:  # What it has handed back goes to others.
             self._ended[task_id] = attempt
             if len(self._ended) > ENDED_TASKS_KNOWN:
                 self._ended.popitem(last=False)
