@@ -246,7 +246,8 @@ FAILED_PROOFS_SECONDS = 10.0  # Within this time.
 FAILED_PROOFS_MAX_SECONDS = 60.0  # The longest wait; an honest neighbour behind the same router waits no longer.
 FAILED_PROOFS_LOCAL_SECONDS = 1.0  # The same for this machine itself, whose own worker calls from the same address.
 KNOWN_STRANGERS = 1024  # Addresses remembered for that, and for not saying the same again.
-REFUSALS_LOGGED_SECONDS = 60.0  # The same refusal of the same address is logged once in this time.
+REFUSALS_LOGGED_SECONDS = 60.0  # The same refusal of the same address is logged once in this time,
+REFUSALS_LOGGED = 5  # and of one address no more than so many in it: what a stranger sends can make each another.
 ACCEPT_BATCH = 64  # Connections taken from the system's queue in one round of the loop.
 ACCEPT_PAUSE_SECONDS = 0.2  # Without descriptors for more connections: before the next look whether there are any.
 

@@ -8,7 +8,8 @@ Promises:
 3. An address from which more than FAILED_PROOFS wrong tokens came within FAILED_PROOFS_SECONDS is refused at the door, each time twice as
    long as before, at most FAILED_PROOFS_MAX_SECONDS; from this machine itself at most FAILED_PROOFS_LOCAL_SECONDS: its own worker calls
    from the same address.
-4. The same reason of the same address is worth a line once in REFUSALS_LOGGED_SECONDS; the next line says how many there were meanwhile.
+4. The same reason of the same address is worth a line once in REFUSALS_LOGGED_SECONDS, and all reasons of it REFUSALS_LOGGED lines; the
+   next line says how many there were meanwhile.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gpumesh.config import (
     FAILED_PROOFS_SECONDS,
     KNOWN_STRANGERS,
     PENDING_HANDSHAKES,
+    REFUSALS_LOGGED,
     REFUSALS_LOGGED_SECONDS,
 )
 
@@ -61,6 +63,7 @@ class Admission:
         self._said: OrderedDict[Tuple[str, str], Tuple[float, int]] = (
             OrderedDict()
         )  # (address, reason) -> last line, how many since.
+        self._lines: OrderedDict[str, Tuple[float, int, int]] = OrderedDict()  # Address -> since when, lines, how many more.
 
     def __len__(self) -> int:
         return len(self._strangers)
@@ -146,10 +149,20 @@ class Admission:
         if said is not None and now - said[0] < REFUSALS_LOGGED_SECONDS:
             self._said[key] = (said[0], said[1] + 1)
             return None
+        since, lines, more = self._lines.pop(address, (now, 0, 0))
+        if now - since >= REFUSALS_LOGGED_SECONDS:
+            since, lines = now, 0
+        if lines >= REFUSALS_LOGGED:
+            self._lines[address] = (since, lines, more + 1)
+            return None
+        self._lines[address] = (since, lines + 1, 0)
         self._said[key] = (now, 0)
-        if len(self._said) > KNOWN_STRANGERS:
-            self._said.popitem(last=False)
-        return f" ({said[1]} more of this since)" if said is not None and said[1] else ""
+        for table in (self._said, self._lines):
+            if len(table) > KNOWN_STRANGERS:
+                table.popitem(last=False)
+        if said is not None and said[1]:
+            return f" ({said[1]} more of this since)"
+        return f" ({more} more of other kinds from there since)" if more else ""
 
 
 def network_of(host: str) -> str:
