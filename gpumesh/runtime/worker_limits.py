@@ -86,7 +86,7 @@ class WorkerLimits:
         return (message, None) if narrow is None else narrow(self, message)
 
     def _finished(self, message: msg.TasksFinished) -> Narrowed:
-        results = []
+        results: List[Any] = []
         for result in message.results:
             if not isinstance(result, (tuple, list)) or len(result) != 5:
                 return message, None  # Whoever handles it says so.

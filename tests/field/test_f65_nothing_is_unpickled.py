@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import pickle
 import socket
 from pathlib import Path
 from typing import Any, Iterator, List
 
+import psutil
 import pytest
 
 from gpumesh.client.link import dial, local_facts
@@ -18,6 +20,7 @@ from gpumesh.network.address import Address
 from gpumesh.protocol import frames
 from gpumesh.protocol.messages import Challenge, Hello, Proof, RegisterClient, SubmitTasks, TaskResults, Welcome
 from gpumesh.runtime.embedded import EmbeddedMesh
+from gpumesh.runtime.relay_greeting import ASKED
 from tests.support import tasks
 from tests.support.client import Client
 from tests.support.peers import Server, connect, encoded, frame, read_to_end
@@ -161,6 +164,60 @@ def test_a_worker_unpickles_nothing_of_a_false_coordinator(canary: bytes, sung: 
 
     with Server(serve) as server:
         asyncio.run(main(server.port))
+    assert not sung.exists()
+
+
+def relay_of(mesh: EmbeddedMesh) -> str:
+    """The path of the socket on which a worker's agent lets its tasks use the mesh, which it opens when one does."""
+    with Client(mesh.url, mesh.token) as client:
+        assert client.remote(use_the_mesh).result(20) == 1
+    connections = psutil.Process(mesh.processes["worker-1"]).net_connections(kind="unix")
+    (path,) = {each.laddr for each in connections if each.laddr.endswith("/tasks") and each.status != "ESTABLISHED"}
+    return str(path)
+
+
+def use_the_mesh() -> int:
+    import gpumesh
+
+    return len(gpumesh.current_mesh().workers())
+
+
+def test_a_worker_unpickles_nothing_of_who_calls_at_the_socket_for_its_tasks(
+    mesh: EmbeddedMesh, canary: bytes, sung: Path
+) -> None:
+    path = relay_of(mesh)
+    asked = ASKED.pack(1, 7)
+    hello = frames.PREAMBLE + encoded(Hello("client", bytes(32), "0", "3.11", "test"))
+    said = [canary, canary[: ASKED.size], asked[:3], hello, asked + canary, asked + frames.PREAMBLE + canary]
+    said += [frames.PREAMBLE + frame(kind, bodies(canary)[kind % 4]) for kind in KINDS[:128]]
+    for data in said:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(10)
+            sock.connect(path)
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(data)
+                sock.shutdown(socket.SHUT_WR)
+            read_to_end(sock)
+
+    with Client(mesh.url, mesh.token) as client:
+        assert client.remote(use_the_mesh).result(20) == 1
+    assert not sung.exists()
+
+
+def test_what_comes_by_http_is_not_unpickled(mesh: EmbeddedMesh, canary: bytes, sung: Path) -> None:
+    port = mesh.address.port
+    text = base64.b64encode(canary)
+    for verb in (b"GET", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"HEAD", b"PROPFIND"):
+        for path in (b"/", b"/metrics", b"/mesh", b"/healthz", b"/" + text):
+            head = b"%s %s HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n" % (verb, path)
+            head += b"Authorization: Bearer %s\r\nCookie: session=%s\r\nContent-Type: application/octet-stream\r\n" % (
+                text,
+                text,
+            )
+            send_to_coordinator(port, b"%sContent-Length: %d\r\n\r\n%s" % (head, len(canary), canary))
+
+    with Client(mesh.url, mesh.token) as client:
+        assert client.remote(tasks.noop, 1).result(20) == 1
     assert not sung.exists()
 
 
