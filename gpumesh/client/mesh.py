@@ -541,8 +541,8 @@ class GPUMesh:
         `running` tasks execute, `waiting` ones have begun and wait for tasks of their own, `queued` ones have not begun.
 
         `device` ("cuda:1", "cpu"), `device_name` and `score` are those of its best usable device, `cpu_score` is of what tasks
-        without a GPU run on, `problem` says why it takes no tasks; `done` and `crashed` count the tasks that it has ended and the
-        attempts that have ended their process there. Without a mesh it is this machine.
+        without a GPU run on, `problem` says why it takes no tasks, `trust` with which token it joined ("full", or "worker": one that
+        only lends); `done` and `crashed` count the tasks that it has ended and the attempts that have ended their process there. Without a mesh it is this machine.
 
         Raises:
             MeshUnavailableError: Nobody answers.
