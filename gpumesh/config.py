@@ -248,9 +248,29 @@ FAILED_PROOFS_LOCAL_SECONDS = 1.0  # The same for this machine itself, whose own
 KNOWN_STRANGERS = 1024  # Addresses remembered for that, and for not saying the same again.
 REFUSALS_LOGGED_SECONDS = 60.0  # The same refusal of the same address is logged once in this time,
 REFUSALS_LOGGED = 5  # and of one address no more than so many in it: what a stranger sends can make each another.
+CROWDED_SECONDS = 0.25  # Who came so lately and has spoken is not sent away for another, who waits in the system's queue instead.
 ACCEPT_BATCH = 64  # Connections taken from the system's queue in one round of the loop.
 ACCEPT_PAUSE_SECONDS = 0.2  # Without descriptors for more connections: before the next look whether there are any.
 
 # --- HTTP, and the mesh inside it
+HTTP_HEAD_BYTES = 16 * KIB  # Of a request's first lines; browsers send 2 KiB.
+HTTP_SECONDS = 60.0  # One connection that asks and is no WebSocket: a page, or a few figures, over the slowest link.
 WEBSOCKET_READ_BYTES = 256 * KIB  # Of the mesh's bytes in one message; proxies hold a few of them.
 WEBSOCKET_MESSAGE_BYTES = 1 * MIB  # The largest message taken in: proxies may join what they pass on.
+
+# --- finding a mesh
+FIND_SECONDS = 3.0  # Without an address, so long meshes are looked for; an answer takes 0.3 s on a quiet network.
+FIND_SETTLE_SECONDS = 0.4  # After the first that answers, for others: whoever announces later than that is on a slower network.
+FIND_PROBE_SECONDS = 2.0  # For who answers at an announced address; what it is worth waiting for beside those that do.
+FIND_AGAIN_SECONDS = 5.0  # Until such an address is looked at again.
+ANNOUNCE_CHECK_SECONDS = 2.0  # Until an announcement follows a change of this machine's addresses.
+QUICK_BENCHMARK_SECONDS = 3.0  # `gpumesh quickjoin` waits so long for the processor's figures; the worker goes on measuring.
+
+# --- looking for what is wrong
+DOCTOR_STEP_SECONDS = 4.0  # One step on the way to a mesh; what answers later than that is of no use to work with.
+OCCUPANT_SECONDS = 1.5  # For who has a port of this machine to say what it is.
+OWN_ADDRESS_SECONDS = 1.0  # For a coordinator to reach itself at an address that it is about to tell others.
+CLOCK_NOTE_SECONDS = 5.0  # Clocks that differ by more are mentioned; nothing depends on them.
+TUNNEL_START_SECONDS = 30.0  # For a tunnel to open: its program starts, logs in, and is given an address.
+TUNNEL_CHECK_SECONDS = 10.0  # For the mesh to answer through it.
+TUNNEL_END_SECONDS = 3.0  # For it to close before it is killed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, List, Optional
 
 import typer
 
@@ -42,6 +42,16 @@ def serve(
         show_default=False,
     ),
     port: int = typer.Option(DEFAULT_PORT, "--port", min=0, max=65535, help="Port to listen on; 0 picks a free one."),
+    advertise: Optional[List[str]] = typer.Option(
+        None,
+        "--advertise",
+        metavar="HOST[:PORT]",
+        help="An address at which others reach this machine, for the line that they join with and for discovery; may be repeated.",
+    ),
+    discovery: bool = typer.Option(
+        True, "--discovery/--no-discovery", help="Let machines in the same networks find this mesh by themselves."
+    ),
+    name: str = typer.Option("", "--name", help="What it is called there; by default this machine's name.", show_default=False),
     cert: Optional[str] = typer.Option(
         None, "--cert", metavar="FILE", help="A certificate of your own, PEM; by default one is made once and kept."
     ),
@@ -79,7 +89,7 @@ def serve(
     """Start a mesh on this machine: others join it, and it works too.
 
     Whoever knows the secret can connect, from every network that this machine is on, and run code here as you; --host 127.0.0.1 keeps it to
-    this machine. With other machines it speaks TLS; its certificate needs no handing round, as both sides prove the secret over it.
+    this machine. Machines in the same networks find it by themselves (--no-discovery). With other machines it speaks TLS; its certificate needs no handing round, as both sides prove the secret over it.
 
     The secret comes from --token, --token-file or GPUMESH_TOKEN; without any, one is generated, shown on a terminal and by `gpumesh token`,
     and used again when a mesh is started at the same address again. Address and secret are saved for this user, so that GPUMesh() and the other commands on this machine
@@ -94,9 +104,12 @@ def serve(
     from gpumesh.cli.serve_banner import Banner
     from gpumesh.devices.scoring import check_score
     from gpumesh.network.address import is_loopback, parse_address
+    from gpumesh.network.ranking import parse_advertised
+    from gpumesh.runtime.announcing import announcing
     from gpumesh.runtime.serving import generate_token, own_address, run_coordinator
     from gpumesh.runtime.settings import generated_token, load_connection, save_connection
 
+    named = [parse_advertised(each) for each in advertise or ()]
     supplied = given_token(token, token_file)
     hide_token()
     if score is not None:
@@ -121,7 +134,7 @@ def serve(
         saved_as[0] = url
         save_connection(url, secret, is_generated=not supplied)
         is_shown = not supplied and (show_token or sys.stdout.isatty())  # What is no terminal is kept, and read by others.
-        banner = Banner(host, parse_address(url), identity.fingerprint if identity is not None else b"")
+        banner = Banner(host, parse_address(url), identity.fingerprint if identity is not None else b"", named)
         for line in banner.lines(secret if is_shown else "", is_generated=not supplied):
             typer.echo(line)
 
@@ -139,6 +152,7 @@ def serve(
             on_ready=announce,
             keep_token=keep_token,
             identity=identity,
+            beside=[announcing(name, named)] if discovery else [],
         )
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import List
+from typing import List, Sequence
 
 from gpumesh.network.address import INSECURE, PORT, Address, is_loopback
 from gpumesh.network.tcp import ANY
@@ -16,16 +16,22 @@ class Banner:
         host: Where it listens, as it was asked for; "" for every address of this machine.
         here: The address by which this machine reaches it.
         fingerprint: SHA-256 of its certificate; b"" without TLS.
+        named: Addresses that --advertise names.
     """
 
-    def __init__(self, host: str, here: Address, fingerprint: bytes) -> None:
-        from gpumesh.runtime.serving_addresses import reachable_hosts
+    def __init__(self, host: str, here: Address, fingerprint: bytes, named: Sequence[Address] = ()) -> None:
+        from gpumesh.network.interfaces import in_container
+        from gpumesh.runtime.serving_addresses import join_addresses
 
         way = PORT if fingerprint else INSECURE
         self.fingerprint = fingerprint
         self.is_everywhere = host in ANY
         self.is_near = is_loopback(here.host) and not self.is_everywhere
-        self.addresses = [Address(each, here.port, way) for each in reachable_hosts(host)] or [here]
+        found = join_addresses(host, here.port, way, named)
+        self.is_alone = not found  # Of all networks.
+        self.is_near = self.is_near and not named
+        self.addresses = found or [here]
+        self.is_hidden = self.is_everywhere and not named and in_container()
 
     def lines(self, token: str, *, is_generated: bool) -> List[str]:
         """One text a line.
@@ -57,6 +63,14 @@ class Banner:
             said.append(f"To join with another machine: {join}   (`gpumesh token` on this one shows the token)")
         else:
             said.append(f"To join with another machine: {join}   (with the same token)")
+        if self.is_alone:
+            said.append(
+                "This machine is on no network now; once it is, join with its address there, or with --advertise ADDRESS here."
+            )
+        elif self.is_hidden:
+            said.append(
+                "This is a container: others reach it by the address of its host; name that with --advertise HOST:PORT."
+            )
         if len(self.addresses) > 1:
             said.append(f"If it cannot reach that: {', '.join(each.url for each in self.addresses[1:])}")
         return said

@@ -14,6 +14,7 @@ from typing import Any, List, Optional, Tuple
 from gpumesh.errors import AuthenticationError, MeshError, ProtocolError, VersionMismatchError
 from gpumesh.model.records import NamedTuple
 from gpumesh.network.address import HTTPS, INSECURE, PORT, WEBSOCKET, Address, is_loopback
+from gpumesh.network.announcement import clean as clean
 from gpumesh.protocol import codec, frames
 from gpumesh.protocol.auth import NONCE_BYTES
 from gpumesh.protocol.connection import LOOKED, TLS, Closed, Connection, Established, PeerFacts
@@ -354,9 +355,3 @@ def _who(data: bytes) -> str:
     if data[:1] and data[0] in (_TLS_ALERT, _TLS_HANDSHAKE):
         return "a server that speaks TLS has this port, no gpumesh coordinator"
     return f"another program has this port, no gpumesh coordinator (it says {data[:16]!r})"
-
-
-def clean(text: str, limit: int) -> str:
-    """What somebody unknown says of themselves, fit for a terminal: printable, on one line, not longer than `limit`."""
-    printable = "".join(letter if letter.isprintable() else "?" for letter in str(text)[: limit + 1])
-    return printable if len(printable) <= limit else printable[: limit - 3] + "..."

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import socket
-from typing import List
+from typing import List, Sequence
 
-from gpumesh.network.tcp import ALL, ANY
-
-_ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))  # Set aside for documentation: nobody is there.
+from gpumesh.network.address import PORT, Address
+from gpumesh.network.interfaces import host_addresses
+from gpumesh.network.ranking import ANY, advertised, is_only_local
 
 
 def reachable_hosts(host: str) -> List[str]:
-    """Addresses of this machine for a coordinator that listens on `host`, the one to try first in front."""
-    if host not in ANY:
+    """Addresses of this machine for a coordinator that listens on `host`, the one to try first in front; none without a network."""
+    if is_only_local(host):
         return [host]
-    found: List[str] = []
-    for family, elsewhere in _ELSEWHERE:
-        if host != ALL and (family == socket.AF_INET6) != (":" in host):
-            continue
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(
-                    (elsewhere, 9)
-                )  # Sends nothing: it only asks the routing table which address of ours would be used.
-                found.append(str(probe.getsockname()[0]))
-        except OSError:
-            continue  # No route there.
-    return found or [socket.gethostname()]
+    return [each.host for each in advertised(host, 1, host_addresses() if host in ANY else [])]
+
+
+def join_addresses(host: str, port: int, way: str, named: Sequence[Address]) -> List[Address]:
+    """What the line for other machines may show, the best first.
+
+    Args:
+        way: Of those that are this machine's own.
+        named: Addresses that somebody has given by hand; they come first. A port of 0 is `port`.
+    """
+    by_hand = [each._replace(port=each.port or port, way=way if each.way == PORT else each.way) for each in named]
+    return list(dict.fromkeys([*by_hand, *(Address(each, port, way) for each in reachable_hosts(host))]))

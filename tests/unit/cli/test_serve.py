@@ -13,8 +13,11 @@ import pytest
 
 from gpumesh.cli import serve_banner
 from gpumesh.cli.main import main
+from gpumesh.cli.serve_banner import Banner
+from gpumesh.network import interfaces
 from gpumesh.network.address import Address
 from gpumesh.network.certificates import load_or_make_identity
+from gpumesh.network.ranking import BRIDGE, LOOPBACK, HostAddress
 from gpumesh.runtime import serving, serving_addresses
 from gpumesh.runtime import settings as saved
 from gpumesh.runtime.serving_addresses import reachable_hosts
@@ -50,6 +53,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> List[Dict[str, Any]]:
 
     monkeypatch.setattr(serving, "run_coordinator", run_coordinator)
     monkeypatch.setattr(serving_addresses, "reachable_hosts", lambda host: [host] if host else LAN)
+    monkeypatch.setattr(interfaces, "in_container", lambda: False)
     return calls
 
 
@@ -179,22 +183,38 @@ def test_this_machine_alone_needs_neither_a_word_nor_a_certificate(
     assert [call["identity"] for call in served] == [None, None]
 
 
-def test_where_the_addresses_are_is_asked_of_the_routes() -> None:
+def test_what_others_are_told_are_addresses_of_this_machine() -> None:
     assert reachable_hosts("10.1.2.3") == ["10.1.2.3"]
     for host in reachable_hosts(""):
+        ip, _, zone = host.partition("%")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        name = (ip, 0, 0, socket.if_nametoindex(zone)) if zone else (ip, 0)
         with socket.socket(family, socket.SOCK_STREAM) as mine:
-            mine.bind((host, 0))  # It is one of this machine's.
+            mine.bind(name)  # It is one of this machine's.
 
 
-def test_a_machine_without_a_network_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_args: object) -> None:
-        raise OSError("network is unreachable")
+def test_a_machine_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    lonely = [HostAddress("127.0.0.1", "lo", LOOPBACK), HostAddress("172.17.0.1", "docker0", BRIDGE)]
+    monkeypatch.setattr(serving_addresses, "host_addresses", lambda: lonely)
 
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "gethostname", lambda: "lonely")
+    assert reachable_hosts("") == []
+    lines = Banner("", Address("127.0.0.1", 8000), b"").lines("", is_generated=True)
+    assert any("on no network now" in line for line in lines)
 
-    assert reachable_hosts("0.0.0.0") == ["lonely"]
+
+def test_what_is_advertised_comes_first(run: Callable[..., Answer]) -> None:
+    _, out, _ = run("--advertise", "mesh.example:9000", "--advertise", "10.9.9.9", "--no-discovery")
+
+    assert "gpumesh join http://mesh.example:9000 " in out
+    assert "If it cannot reach that: http://10.9.9.9:8000, http://192.168.1.20:8000, http://[fd00::20]:8000" in out
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost:9000", "::1", "0.0.0.0", "a b"])
+def test_nobody_is_told_of_an_address_that_means_themselves(run: Callable[..., Answer], address: str) -> None:
+    code, _, err = run("--advertise", address)
+
+    assert code == 1
+    assert err.startswith("gpumesh: ")
 
 
 def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
