@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 
 from gpumesh.config import DEFAULT_PORT
@@ -82,12 +81,8 @@ def parse_address(text: str) -> Address:
 
 def is_loopback(host: str) -> bool:
     """Whether an IP address, as text, is one of this machine alone: 127.0.0.0/8, ::1, also as IPv4 in IPv6. A name is not."""
-    try:
-        ip = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(ip, "ipv4_mapped", None)
-    return bool(ip.is_loopback or (mapped is not None and mapped.is_loopback))
+    text = plain_ip(host.partition("%")[0])  # Without the module `ipaddress`, whose import takes 5 ms.
+    return text == "::1" or (text.startswith("127.") and text.replace(".", "").isdecimal() and text.count(".") == 3)
 
 
 def plain_ip(host: str) -> str:

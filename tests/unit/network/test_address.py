@@ -65,7 +65,7 @@ def test_addresses_of_this_machine_alone(host: str) -> None:
     assert is_loopback(host)
 
 
-@pytest.mark.parametrize("host", ["10.0.0.7", "::", "fe80::1%eth0", "::ffff:10.0.0.7", "localhost", ""])
+@pytest.mark.parametrize("host", ["10.0.0.7", "127.0.0.example.org", "::", "fe80::1%eth0", "::ffff:10.0.0.7", "localhost", ""])
 def test_addresses_and_names_of_others(host: str) -> None:
     assert not is_loopback(host)
 
