@@ -257,6 +257,9 @@ HTTP_HEAD_BYTES = 16 * KIB  # Of a request's first lines; browsers send 2 KiB.
 HTTP_SECONDS = 60.0  # One connection that asks and is no WebSocket: a page, or a few figures, over the slowest link.
 WEBSOCKET_READ_BYTES = 256 * KIB  # Of the mesh's bytes in one message; proxies hold a few of them.
 WEBSOCKET_MESSAGE_BYTES = 1 * MIB  # The largest message taken in: proxies may join what they pass on.
+HTTP_IDLE_SECONDS = 30.0  # Between two requests of one connection: two rounds of a usual scraper, whose connection is kept then.
+HTTP_LINE_BYTES = 4 * KIB  # A request's first line, and each of its headers.
+HTTP_FIGURES_SECONDS = 0.5  # Figures are not taken more often, however many ask.
 
 # --- finding a mesh
 FIND_SECONDS = 3.0  # Without an address, so long meshes are looked for; an answer takes 0.3 s on a quiet network.

@@ -10,7 +10,22 @@ from typing import List, NoReturn, Optional
 
 import typer
 
-from gpumesh.cli import actors, benchmark, demo, devices, events, jobs, join, objects, owner, serve, submit, token, workers
+from gpumesh.cli import (
+    actors,
+    benchmark,
+    demo,
+    devices,
+    doctor,
+    events,
+    jobs,
+    join,
+    objects,
+    owner,
+    serve,
+    submit,
+    token,
+    workers,
+)
 from gpumesh.cli.console import set_verbosity, verbosity
 from gpumesh.errors import MeshError
 from gpumesh.version import __version__
@@ -45,6 +60,7 @@ app.command(name="pause")(owner.pause)
 app.command(name="resume")(owner.resume)
 app.command(name="limit")(owner.limit)
 app.add_typer(token.app, name="token")
+app.command(name="doctor")(doctor.doctor)
 app.command(name="demo")(demo.demo)
 
 

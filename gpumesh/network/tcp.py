@@ -37,15 +37,21 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         where = Address(host or "0.0.0.0", port)
         if error.errno == errno.EADDRINUSE:
-            raise OSError(
-                error.errno,
-                f"port {port}{f' on {host}' if host != ALL else ''} is taken by another program; end it, or choose another port with --port",
-            ) from error
+            raise OSError(error.errno, _taken(host, port)) from error
         if error.errno == errno.EADDRNOTAVAIL:
             raise OSError(
                 error.errno, f"{host} is not an address of this machine; leave --host out for all that it has"
             ) from error
         raise OSError(error.errno, f"cannot listen on {where}: {error.strerror}") from error
+
+
+def _taken(host: str, port: int) -> str:
+    """Who has the port, and what to do."""
+    from gpumesh.network.occupant import free_port_after, occupant
+
+    found = occupant(near(host), port)
+    where = f"port {port}{f' on {host}' if host != ALL else ''}"
+    return f"{where} is taken by {found.text}; {found.advice(free=free_port_after(port))}"
 
 
 def _listen_everywhere(port: int) -> socket.socket:
