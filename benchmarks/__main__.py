@@ -44,6 +44,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         from benchmarks.fuzz import main as fuzz
 
         return fuzz(given[1:])
+    if given[:1] == ["halfopen"]:
+        from benchmarks.halfopen import main as halfopen
+
+        return halfopen(given[1:])
     if given[:1] == ["profile"]:
         from benchmarks.profiling import main as profile
 

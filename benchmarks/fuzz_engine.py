@@ -135,7 +135,7 @@ class Mutator:
         length, kind, flags, buffers = HEADER.unpack_from(frame)
         way = chance.randrange(3)
         if way == 0:
-            length = chance.choice((*LENGTHS, length + 1, max(length - 1, 0)))
+            length = chance.choice((*LENGTHS, (length + 1) % 2**32, max(length - 1, 0)))
         elif way == 1:
             flags = chance.choice((0, 1, 2, 3, 0x80, 0xFF))
         else:
