@@ -7,6 +7,7 @@ import importlib
 import logging
 import secrets
 import socket
+import sys
 import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
@@ -74,6 +75,8 @@ from gpumesh.scheduler import actions as act
 from gpumesh.scheduler import events as ev
 from gpumesh.scheduler.cluster import Cluster
 from gpumesh.scheduler.locality import TRACKED_BYTES
+from gpumesh.scheduler.snapshot import WAITING_STATES, WORKER_STATES, worker_state
+from gpumesh.version import __version__
 
 if TYPE_CHECKING:
     from gpumesh.journal.base import Journal, WorkerRecord
@@ -208,6 +211,8 @@ class Coordinator:
             is_insecure=is_insecure,
         )
         self._web: Any = None  # What speaks HTTP, once somebody did.
+        self.names: Set[str] = set()  # By which others call this machine, as its owner says.
+        self._started_at = self._loop.time()
         self._workers: Dict[WorkerId, _Worker] = {}
         self._limits: OrderedDict[WorkerId, WorkerLimits] = OrderedDict()  # Of those with a worker-only token.
         self._clients: Dict[ClientNumber, _Client] = {}
@@ -244,6 +249,7 @@ class Coordinator:
         self._objects.on_spilled = self._on_spilled
         self._healthy = 0
         self._ended = 0
+        self._ended_before = 0  # Of these, before memory was given back last.
         self._is_trim_due = False
         self._alarm = Alarm(self._loop, self._on_time)
         self._drained: Optional[asyncio.Future[None]] = None
@@ -289,6 +295,8 @@ class Coordinator:
             self._jobs.close()
         self._objects.close()
         await self._turn.all_gone(links)
+        if self._web is not None:
+            await self._web.close()
         await asyncio.sleep(0)  # One more turn: the last connections are gone before the loop is closed.
 
     async def drain(self) -> None:
@@ -320,6 +328,34 @@ class Coordinator:
     def _on_refused(self, address: str, why: str) -> None:
         logger.warning("refused %s: %s", address, why)
         self.events.note("refused", f"refused {address}: {why}")
+
+    def figures(self) -> Dict[str, Any]:
+        """What the mesh does, in numbers, and a row for each worker; for people and monitors."""
+        now = self._loop.time()
+        workers = self._cluster.snapshot(now)
+        waiting = self._cluster.waiting(now)
+        here = [row for row in workers if row["alive"]]
+        states = [worker_state(row) for row in workers]
+        return {
+            "mesh": self.mesh,
+            "version": __version__,
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "uptime": now - self._started_at,
+            "workers": workers,
+            "worker_states": {state: states.count(state) for state in WORKER_STATES},
+            "task_states": {
+                **{state: sum(row["count"] for row in waiting if row["state"] == state) for state in WAITING_STATES},
+                "assigned": sum(row["queued"] for row in here),
+                "running": sum(row["running"] for row in here),
+                "waiting": sum(row["waiting"] for row in here),
+            },
+            "ended": self._ended_before + self._ended,
+            "clients": sum(client.link is not None for client in self._clients.values()),
+            "connections": len(self._links) - len(self.door.strangers()),
+            "handshakes": len(self.door.admission),
+            "refused": self.door.admission.refused,
+            "objects": self._objects.usage(),
+        }
 
     async def _make_web(self) -> Callable[[], asyncio.BaseProtocol]:
         """Loads what speaks HTTP, which takes a quarter of a second, beside the loop; the maker of its protocols."""
@@ -1416,6 +1452,7 @@ class Coordinator:
             self._loop.call_later(TRIM_SECONDS, self._give_back)
             return
         self._is_trim_due = False
+        self._ended_before += self._ended
         self._ended = 0
         self._payloads = {}
         self._late = {}

@@ -85,8 +85,19 @@ def _start() -> asyncio.AbstractEventLoop:
 
 def _run(loop: Any) -> None:
     loop.run_forever()
-    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.run_until_complete(_finish())
     loop.close()
+
+
+async def _finish() -> None:
+    """What is on its way out gets there: whoever waits for a connection that has failed is told."""
+    import asyncio
+
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    if tasks:
+        await asyncio.wait(tasks, timeout=GOODBYE_SECONDS)
+    for _ in range(3):  # From the end of a task to its callbacks, and from there to the other thread.
+        await asyncio.sleep(0)
 
 
 _beside = _Beside()

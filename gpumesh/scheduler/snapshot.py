@@ -16,6 +16,8 @@ from gpumesh.scheduler.states import Spec, Worker
 QUEUED = "queued"
 INFEASIBLE = "infeasible"
 DELAYED = "delayed"
+WAITING_STATES = (QUEUED, DELAYED, INFEASIBLE)
+WORKER_STATES = ("ready", "paused", "leaving", "away")
 
 
 def worker_views(workers: Iterable[Worker]) -> List[Dict[str, Any]]:
@@ -24,6 +26,15 @@ def worker_views(workers: Iterable[Worker]) -> List[Dict[str, Any]]:
     `device`, `device_name` and `score` are those of its best usable device; `cpu_score` is of what tasks without a GPU run on.
     """
     return [_worker_view(worker) for worker in workers]
+
+
+def worker_state(view: Dict[str, Any]) -> str:
+    """One of WORKER_STATES, of one of `worker_views`."""
+    if not view["alive"]:
+        return "away"
+    if view["draining"]:
+        return "leaving"
+    return "paused" if view["problem"] else "ready"
 
 
 def waiting_views(
