@@ -19,6 +19,7 @@ PENDING_HANDSHAKES = 64  # Strangers held at once; one more and the oldest is dr
 HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS = 30.0  # Six missed heartbeats: the peer is dead.
 CONNECT_SECONDS = 5.0
+CONNECT_STAGGER_SECONDS = 0.25  # From one IP of a name to the next: whoever answers, answers sooner, and the first is preferred.
 RECONNECT_SECONDS = 60.0  # How long a client looks for a lost coordinator before its futures fail.
 RECONNECT_FIRST_DELAY_SECONDS = 0.1
 RECONNECT_MAX_DELAY_SECONDS = (

@@ -3,8 +3,9 @@
 Promises:
 
 1. Never more than `limit` strangers at once, and a bounded number of addresses remembered, whatever comes.
-2. When the place is full, somebody of the address that has most strangers goes, first who has said nothing, of those the oldest: many
-   silent connections from one place keep nobody else out.
+2. When the place is full, one goes for each that comes: of the address that has most strangers the oldest that has said nothing; if all of
+   those have spoken, anybody who has said nothing for CROWDED_SECONDS; else the oldest of that address. Many connections from one place
+   keep nobody else out. Who has spoken has CROWDED_SECONDS, for which others wait outside, so that a whole mesh can come back at once.
 3. An address from which more than FAILED_PROOFS wrong tokens came within FAILED_PROOFS_SECONDS is refused at the door, each time twice as
    long as before, at most FAILED_PROOFS_MAX_SECONDS; from this machine itself at most FAILED_PROOFS_LOCAL_SECONDS: its own worker calls
    from the same address.
@@ -18,6 +19,7 @@ from collections import OrderedDict
 from typing import Dict, Hashable, List, Optional, Tuple
 
 from gpumesh.config import (
+    CROWDED_SECONDS,
     FAILED_PROOFS,
     FAILED_PROOFS_LOCAL_SECONDS,
     FAILED_PROOFS_MAX_SECONDS,
@@ -32,10 +34,11 @@ from gpumesh.config import (
 class _Stranger:
     """Somebody whose handshake is not over."""
 
-    __slots__ = ("address", "has_spoken")
+    __slots__ = ("address", "since", "has_spoken")
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, now: float) -> None:
         self.address = address
+        self.since = now
         self.has_spoken = False
 
 
@@ -76,40 +79,42 @@ class Admission:
         record = self._records.get(address)
         return max(0.0, record.shut_until - now) if record is not None else 0.0
 
-    def arrive(self, key: Hashable, address: str) -> List[Hashable]:
-        """A stranger comes in; those that have to go for it."""
+    def crowded_for(self, now: float) -> float:
+        """For how many seconds nobody should be taken in, unless somebody leaves; 0: there is a place, or one can be made."""
+        if len(self._strangers) < self.limit:
+            return 0.0
+        stranger = self._strangers[self._choose(now)]
+        return max(0.0, stranger.since + CROWDED_SECONDS - now) if stranger.has_spoken else 0.0
+
+    def arrive(self, key: Hashable, address: str, now: float) -> List[Hashable]:
+        """A stranger comes in; those that have to go for it have left."""
         assert key not in self._strangers, key
-        self._strangers[key] = _Stranger(address)
-        self._counts[address] = self._counts.get(address, 0) + 1
         gone: List[Hashable] = []
-        while len(self._strangers) > self.limit:
-            gone.append(self._choose(key))
+        while len(self._strangers) >= self.limit:
+            gone.append(self._choose(now))
             self.leave(gone[-1])
+        self._strangers[key] = _Stranger(address, now)
+        self._counts[address] = self._counts.get(address, 0) + 1
         return gone
 
-    def _choose(self, newest: Hashable) -> Hashable:
+    def _choose(self, now: float) -> Hashable:
+        """Who goes next."""
         most = max(self._counts.values())
-        crowded = [
-            (key, each) for key, each in self._strangers.items() if self._counts[each.address] == most and key != newest
-        ] or [(key, each) for key, each in self._strangers.items() if key != newest]
-        for key, each in crowded:
-            if not each.has_spoken:
+        crowd = [key for key, each in self._strangers.items() if self._counts[each.address] == most]
+        silent = [key for key, each in self._strangers.items() if not each.has_spoken]
+        for key in crowd:
+            if not self._strangers[key].has_spoken:
                 return key
-        return crowded[0][0]
+        for key in silent:
+            if now - self._strangers[key].since >= CROWDED_SECONDS:
+                return key
+        return crowd[0]
 
     def speaks(self, key: Hashable) -> None:
         """A stranger has sent something."""
         stranger = self._strangers.get(key)
         if stranger is not None:
             stranger.has_spoken = True
-
-    def rename(self, key: Hashable, new: Hashable) -> None:
-        """The same stranger, known by another key from now on; keeps its place in the order."""
-        stranger = self._strangers.get(key)
-        if stranger is None:
-            return
-        items = [(new if each is stranger else old, each) for old, each in self._strangers.items()]
-        self._strangers = OrderedDict(items)
 
     def leave(self, key: Hashable) -> bool:
         """It is no stranger any more; whether it was one."""

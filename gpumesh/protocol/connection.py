@@ -303,7 +303,7 @@ class Connection:
         self.role = role
         self.mesh = mesh
         self.grant = ""  # Of a listener, once open: what the dialer's secret allows, `auth.FULL` or `auth.WORKER`.
-        self.requires_tls = False  # Of a listener: nobody may speak through this channel, which has none.
+        self.turned_away: Optional[Tuple[str, str]] = None  # Of a listener: nobody gets in here; the reason and text to tell.
         self.has_failed_proof = False  # Of a listener: the dialer does not know any of its secrets.
         self.workers = 0  # Told in Welcome; the listener's shell keeps it current until then.
         self.bytes_waiting = 0  # On the control lane.
@@ -570,8 +570,9 @@ class Connection:
             else:
                 self._queue([frames.PREAMBLE])
                 self.state = State.HELLO
-                if self.requires_tls:
-                    return self._fail(MeshUnavailableError("this mesh speaks TLS with other machines"), tell=TLS)
+                if self.turned_away is not None:
+                    reason, text = self.turned_away
+                    return self._fail(MeshUnavailableError(text), tell=reason)
         events: List[Any] = []
         # One frame at a time: what comes behind Welcome or Proof is held to the limits of an open connection, not to these.
         while self.state is not State.OPEN and self.state is not State.CLOSED:

@@ -283,7 +283,7 @@ class Coordinator:
 
     async def stop(self) -> None:
         """Close every connection and the port."""
-        self.door.close()
+        await self.door.close()
         links = list(self._links)
         self._links.clear()
         for link in links:

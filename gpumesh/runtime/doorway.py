@@ -3,21 +3,21 @@
     accept ── first byte ── 0x89 ──> mesh
                         ├── 0x16 ──> TLS ── gpumesh/1 ──> mesh inside TLS
                         │               └── else ──────> HTTP inside TLS
-                        └── a verb ─> HTTP
+                        └── a verb ─> HTTP ── its head ──> runtime.web ── WebSocket ── admit ──> first byte ...
 
 Promises:
 
-1. Whoever says nothing holds a descriptor and a row of a table for HANDSHAKE_SECONDS, nothing else; there are never more than
-   PENDING_HANDSHAKES such (`protocol.admission`), those in the midst of a handshake included.
+1. Whoever says nothing holds a descriptor and a row of a table for HANDSHAKE_SECONDS, nothing else. There are never more than
+   PENDING_HANDSHAKES strangers (`protocol.admission`): who has not shown that it is a member of the mesh, and who asks by HTTP.
 2. From another machine the mesh is spoken inside TLS only, unless there is no identity or the mesh is insecure on purpose.
 3. A system that has no descriptors left delays connections; it neither ends the port nor makes it spin.
-4. HTTP costs nothing until somebody speaks it.
+4. HTTP costs nothing until somebody has sent the whole head of a request.
+5. A descriptor is closed by who has it: by its transport, from the moment that there is one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import inspect
 import logging
 import socket
@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, Awaitable, Callable, Dict, Hashable, List
 from gpumesh.config import ACCEPT_BATCH, ACCEPT_PAUSE_SECONDS, GOODBYE_SECONDS, HANDSHAKE_SECONDS
 from gpumesh.network.address import is_loopback, plain_ip
 from gpumesh.protocol.admission import Admission, network_of
-from gpumesh.protocol.connection import LATER
+from gpumesh.protocol.connection import LATER, TLS
+from gpumesh.runtime.doorway_http import Asking
 from gpumesh.runtime.link import PeerLink
 
 if TYPE_CHECKING:
@@ -35,25 +36,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MESH, _TLS = 0x89, 0x16
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+NEEDS_TLS = "this mesh speaks TLS with other machines"
+CROWDED_OUT = "dropped for others: too many unfinished handshakes"
+TOO_MANY_TRIES = "too many wrong tokens from this address"
 
 MakeLink = Callable[[bytes], PeerLink]
 MakeWeb = Callable[[], Awaitable[Callable[[], asyncio.BaseProtocol]]]
 OnRefused = Callable[[str, str], None]
 
 
-class _Arrival:
-    """A socket that has not been handed on."""
+class Arrival:
+    """Somebody at the door: a socket, then what is made of it."""
 
-    __slots__ = ("sock", "host", "address", "is_piped", "timer", "is_watched")
+    __slots__ = ("sock", "host", "address", "network", "is_piped", "timer", "is_watched", "task", "has_begun", "link", "asking")
 
     def __init__(self, sock: socket.socket, host: str, address: str, *, is_piped: bool) -> None:
         self.sock = sock
         self.host = host
         self.address = address  # As it is shown.
+        self.network = network_of(host)
         self.is_piped = is_piped  # Through a proxy or tunnel: of another machine, whatever address it calls from.
         self.timer: Optional[asyncio.TimerHandle] = None
         self.is_watched = False
+        self.task: Optional[asyncio.Task[None]] = None  # Makes a transport of it.
+        self.has_begun = False  # It does: the descriptor is the transport's.
+        self.link: Optional[PeerLink] = None
+        self.asking: Optional[Asking] = None  # By HTTP.
 
 
 class Doorway:
@@ -64,7 +72,7 @@ class Doorway:
         make_web: Loads what speaks HTTP and returns a maker of its protocols; without one, HTTP is told what this port is.
         identity: For TLS; without one there is none.
         is_insecure: The mesh may be spoken without TLS by anybody.
-        on_refused: Told (address, why) of those who are refused before they have a link.
+        on_refused: Told (address, why) of those who are refused before they are members.
     """
 
     def __init__(
@@ -87,10 +95,12 @@ class Doorway:
         self._context: Any = None  # Made at the first TLS connection.
         self._tls_options = _tls_options(loop)
         self._listeners: List[socket.socket] = []
-        self._arrivals: Dict[int, _Arrival] = {}  # By descriptor.
-        self._links: Dict[PeerLink, str] = {}  # Strangers with a link -> the network they are counted under.
+        self._arrivals: Set[Arrival] = set()  # Those that are no members.
+        self._links: Dict[PeerLink, Arrival] = {}  # Of those, who speaks the mesh.
+        self._asking: Set[Asking] = set()  # Who has an HTTP connection, WebSockets too.
         self._tasks: Set[asyncio.Task[None]] = set()
         self._pause: Optional[asyncio.TimerHandle] = None
+        self._is_crowded = False  # That is why there is a pause.
         self._is_closed = False
 
     def open(self, listener: socket.socket) -> None:
@@ -99,19 +109,25 @@ class Doorway:
         self._listeners.append(listener)
         self._loop.add_reader(listener.fileno(), self._accept, listener)
 
-    def close(self) -> None:
-        """Close the port and those who have not been handed on; links are their owner's."""
+    async def close(self) -> None:
+        """Close the port and those who are no members of the mesh; links are their owner's to close."""
         self._is_closed = True
-        if self._pause is not None:
-            self._pause.cancel()
+        self._end_pause()
         for listener in self._listeners:
             self._loop.remove_reader(listener.fileno())
             listener.close()
         self._listeners.clear()
-        for arrival in list(self._arrivals.values()):
-            self._drop(arrival)
-        for task in self._tasks:
+        for arrival in list(self._arrivals):
+            if arrival.link is None:
+                self._drop(arrival)
+        for asking in list(self._asking):
+            asking.abort()
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await asyncio.sleep(0)  # One more turn: their transports are closed.
 
     @property
     def fingerprint(self) -> bytes:
@@ -124,40 +140,64 @@ class Doorway:
 
     def settle(self, link: PeerLink) -> bool:
         """This one has shown who it is, or has gone; whether it was a stranger until now."""
-        network = self._links.pop(link, None)
-        self.admission.leave(link)
-        if network is not None and link.connection.has_failed_proof:
-            self.admission.proof_failed(network, self._loop.time(), is_local=is_loopback(network))
-        return network is not None
+        arrival = self._links.pop(link, None)
+        if arrival is None:
+            return False
+        self._leave(arrival)
+        if link.connection.has_failed_proof:
+            self.admission.proof_failed(arrival.network, self._loop.time(), is_local=is_loopback(arrival.host))
+        return True
+
+    def upgraded(self, transport: Any) -> None:
+        """This HTTP connection has become a WebSocket: its pipe, which comes to `admit`, is the stranger now."""
+        for asking in self._asking:
+            if asking.transport is transport:
+                asking.stay()
+                self._leave(asking.arrival)
+
+    def tell(self, address: str, why: str) -> None:
+        """Somebody is refused: say so, unless the same was said of the same address lately."""
+        network = network_of(address.rpartition(":")[0].strip("[]"))
+        more = self.admission.line(network, why.partition(";")[0], self._loop.time())
+        if more is not None:
+            self._on_refused(address, why + more)
 
     # --- arriving
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPT_BATCH):
+            crowded = self.admission.crowded_for(self._loop.time())
+            if crowded:
+                self._is_crowded = True
+                self._hold(crowded)
+                return
             try:
                 sock, name = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                if error.errno not in _OUT_OF_DESCRIPTORS:
-                    logger.warning("a connection was lost while it was accepted: %s", error)
-                    return
-                self._hold(error)
+                if self.admission.line("", str(error.errno), self._loop.time()) is not None:
+                    logger.warning("cannot accept connections now: %s; is the limit of open files (ulimit -n) too low?", error)
+                self._hold(ACCEPT_PAUSE_SECONDS)
                 return
             host = plain_ip(str(name[0]))
-            self._arrive(sock, host, f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}")
+            self._arrive(Arrival(sock, host, f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}", is_piped=False))
 
-    def _hold(self, error: OSError) -> None:
-        """Nothing can be accepted now; those who wait in the system's queue are not lost by that."""
+    def _hold(self, seconds: float) -> None:
+        """Nobody can be taken in now; those who wait in the system's queue are not lost by that."""
+        if self._pause is None:
+            for listener in self._listeners:
+                self._loop.remove_reader(listener.fileno())
+            self._pause = self._loop.call_later(seconds, self._go_on)
+
+    def _end_pause(self) -> None:
         if self._pause is not None:
-            return
-        logger.warning("cannot accept connections at the moment: %s; raise the limit of open files (ulimit -n)", error.strerror)
-        for listener in self._listeners:
-            self._loop.remove_reader(listener.fileno())
-        self._pause = self._loop.call_later(ACCEPT_PAUSE_SECONDS, self._go_on)
+            self._pause.cancel()
+        self._pause = None
+        self._is_crowded = False
 
     def _go_on(self) -> None:
-        self._pause = None
+        self._end_pause()
         for listener in self._listeners:
             self._loop.add_reader(listener.fileno(), self._accept, listener)
 
@@ -168,43 +208,25 @@ class Doorway:
             sock: A connected stream socket, ours from now on.
             address: `host:port` of who called.
         """
-        host = address.rpartition(":")[0].strip("[]")
         if self._is_closed:
             sock.close()
             return
-        self._arrive(sock, host, address, is_piped=True)
+        self._arrive(Arrival(sock, plain_ip(address.rpartition(":")[0].strip("[]")), address, is_piped=True))
 
-    def _arrive(self, sock: socket.socket, host: str, address: str, *, is_piped: bool = False) -> None:
-        sock.setblocking(False)
-        arrival = _Arrival(sock, host, address, is_piped=is_piped)
-        network = network_of(host)
-        wait = self.admission.is_shut(network, self._loop.time())
-        if wait:
-            self._refuse_late(arrival, wait)
-            return
-        self._arrivals[sock.fileno()] = arrival
-        self._let_go(self.admission.arrive(arrival, network))
+    def _arrive(self, arrival: Arrival) -> None:
+        arrival.sock.setblocking(False)
+        for each in self.admission.arrive(arrival, arrival.network, self._loop.time()):
+            self._crowd_out(each)
+        self._arrivals.add(arrival)
         arrival.timer = self._loop.call_later(HANDSHAKE_SECONDS, self._drop, arrival)
         self._look(arrival)
 
-    def _let_go(self, gone: List[Hashable]) -> None:
-        for each in gone:
-            if isinstance(each, _Arrival):
-                self._drop(each)
-            elif isinstance(each, PeerLink):
-                self._links.pop(each, None)
-                each.drop("dropped for others: too many unfinished handshakes")
+    def _crowd_out(self, arrival: Hashable) -> None:
+        assert isinstance(arrival, Arrival)
+        self.tell(arrival.address, CROWDED_OUT)
+        self._drop(arrival)
 
-    def _refuse_late(self, arrival: _Arrival, wait: float) -> None:
-        """Refuse who has tried too many tokens. It is told so if it speaks plainly; inside TLS that would cost a handshake."""
-        self.tell(arrival.address, f"too many wrong tokens from there; refused for {wait:.0f} s more")
-        try:
-            arrival.sock.send(_plain_refusal(LATER, f"too many wrong tokens from your address; try again in {wait:.0f} s"))
-        except OSError:
-            pass
-        arrival.sock.close()
-
-    def _look(self, arrival: _Arrival) -> None:
+    def _look(self, arrival: Arrival) -> None:
         """Read the first byte and leave it there."""
         try:
             first = arrival.sock.recv(1, socket.MSG_PEEK)
@@ -219,84 +241,109 @@ class Doorway:
             self._drop(arrival)
             return
         self.admission.speaks(arrival)
-        self._take_out(arrival)
+        self._unwatch(arrival)
         if first[0] == _TLS and self._identity is not None:
-            self._keep(self._loop.create_task(self._tls(arrival)))
-        elif first[0] == _MESH or self._make_web is None or first[0] == _TLS or not first.isalpha():
-            self._keep(self._loop.create_task(self._plain(arrival)))
+            self._begin(arrival, self._tls(arrival))
+        elif first.isalpha() and self._make_web is not None and not arrival.is_piped:
+            self._begin(arrival, self._http(arrival))
         else:
-            self.admission.leave(arrival)  # What speaks HTTP has limits of its own.
-            self._keep(self._loop.create_task(self._http(arrival)))
+            self._begin(arrival, self._plain(arrival))
 
-    def _take_out(self, arrival: _Arrival) -> None:
+    def _unwatch(self, arrival: Arrival) -> None:
         if arrival.is_watched:
             self._loop.remove_reader(arrival.sock.fileno())
             arrival.is_watched = False
         if arrival.timer is not None:
             arrival.timer.cancel()
-        self._arrivals.pop(arrival.sock.fileno(), None)
+            arrival.timer = None
 
-    def _drop(self, arrival: _Arrival) -> None:
-        if arrival.sock.fileno() < 0:
-            return
-        self._take_out(arrival)
-        self.admission.leave(arrival)
-        arrival.sock.close()
+    def _leave(self, arrival: Arrival) -> None:
+        """It is no stranger any more."""
+        self._arrivals.discard(arrival)
+        if self.admission.leave(arrival) and self._is_crowded and self._pause is not None:
+            self._go_on()
 
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("a connection could not be taken in", exc_info=task.exception())
+    def _drop(self, arrival: Arrival) -> None:
+        """Close it, whatever has become of it."""
+        self._unwatch(arrival)
+        self._leave(arrival)
+        if arrival.link is not None:
+            self._links.pop(arrival.link, None)
+            arrival.link.drop(CROWDED_OUT)
+        elif arrival.asking is not None:
+            arrival.asking.abort()
+        elif arrival.task is not None:
+            arrival.task.cancel()
+        else:
+            arrival.sock.close()
 
     # --- handing on
 
-    def _link(self, arrival: _Arrival, binding: bytes) -> PeerLink:
-        link = self._make_link(binding)
+    def _begin(self, arrival: Arrival, handing: Any) -> None:
+        task = arrival.task = self._loop.create_task(handing)
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._ended(arrival, task))
+
+    def _ended(self, arrival: Arrival, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not arrival.has_begun:  # It was cancelled before its first line.
+            arrival.sock.close()
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a connection could not be taken in", exc_info=task.exception())
+
+    async def _connect(self, arrival: Arrival, protocol: asyncio.BaseProtocol, **options: Any) -> None:
+        arrival.has_begun = True
+        await self._loop.connect_accepted_socket(lambda: protocol, arrival.sock, **options)
+
+    def link_for(self, arrival: Arrival, *, is_encrypted: bool) -> PeerLink:
+        """What speaks the mesh with it."""
+        link = arrival.link = self._make_link(self.fingerprint if is_encrypted else b"")
         link.come_from(arrival.address, is_piped=arrival.is_piped)
+        self._links[link] = arrival
+        wait = self.admission.is_shut(arrival.network, self._loop.time())
+        if wait:
+            link.connection.turned_away = (LATER, f"{TOO_MANY_TRIES}; try again in {wait:.0f} s")
+        elif not is_encrypted and not self._is_insecure and (arrival.is_piped or not is_loopback(arrival.host)):
+            link.connection.turned_away = (TLS, NEEDS_TLS)
         return link
 
-    def _note(self, arrival: _Arrival, link: PeerLink) -> bool:
-        """The stranger is this link from now on; False: it was let go meanwhile."""
-        if arrival not in self.admission:
-            return False
-        self.admission.rename(arrival, link)
-        self._links[link] = network_of(arrival.host)
-        return True
-
-    async def _plain(self, arrival: _Arrival) -> None:
-        link = self._link(arrival, b"")
-        if not self._is_insecure and (arrival.is_piped or not is_loopback(arrival.host)):
-            link.connection.requires_tls = True
-        if not self._note(arrival, link):
-            arrival.sock.close()
-            return
+    async def _plain(self, arrival: Arrival) -> None:
+        link = self.link_for(arrival, is_encrypted=False)
         try:
-            await self._loop.connect_accepted_socket(lambda: link, arrival.sock)
+            await self._connect(arrival, link)
         except OSError:
-            self._forget(link, arrival)
+            self._drop(arrival)
 
-    async def _tls(self, arrival: _Arrival) -> None:
-        inside = _Inside(self, arrival)
+    async def _tls(self, arrival: Arrival) -> None:
         try:
-            await self._loop.connect_accepted_socket(lambda: inside, arrival.sock, ssl=self._tls_context(), **self._tls_options)
+            await self._connect(arrival, _Inside(self, arrival), ssl=self._tls_context(), **self._tls_options)
         except (OSError, asyncio.TimeoutError) as error:  # ssl.SSLError is an OSError.
-            if self.admission.leave(arrival):
-                self.tell(
-                    arrival.address, f"the TLS handshake failed ({getattr(error, 'reason', None) or error or 'timed out'})"
-                )
-            arrival.sock.close()
+            if arrival in self.admission:
+                self._leave(arrival)
+                why = getattr(error, "reason", None) or str(error) or "it took too long"
+                self.tell(arrival.address, f"the TLS handshake failed; {why}")
 
-    async def _http(self, arrival: _Arrival) -> None:
-        assert self._make_web is not None
+    async def _http(self, arrival: Arrival) -> None:
         try:
-            make = await self._make_web()
-            await self._loop.connect_accepted_socket(make, arrival.sock)
+            await self._connect(arrival, self.asking_for(arrival))
         except OSError:
-            arrival.sock.close()
+            self._drop(arrival)
+
+    def asking_for(self, arrival: Arrival) -> Asking:
+        """What takes in its HTTP."""
+        assert self._make_web is not None
+        asking = arrival.asking = Asking(self._loop, arrival, self._make_web, self._on_asked)
+        self._asking.add(asking)
+        return asking
+
+    @property
+    def has_web(self) -> bool:
+        """HTTP is spoken here."""
+        return self._make_web is not None
+
+    def _on_asked(self, asking: Asking) -> None:
+        self._asking.discard(asking)
+        self._leave(asking.arrival)
 
     def _tls_context(self) -> Any:
         if self._context is None:
@@ -306,69 +353,29 @@ class Doorway:
             self._context = server_context(self._identity)
         return self._context
 
-    def _forget(self, link: PeerLink, arrival: _Arrival) -> None:
-        self._links.pop(link, None)
-        self.admission.leave(link)
-        link.abort()
-        arrival.sock.close()
-
-    def tell(self, address: str, why: str) -> None:
-        """Somebody is refused: tell it, unless the same was told of the same address lately."""
-        more = self.admission.line(network_of(address.rpartition(":")[0].strip("[]")), why.partition(";")[0], self._loop.time())
-        if more is not None:
-            self._on_refused(address, why + more)
-
 
 class _Inside(asyncio.Protocol):
-    """The first moments of a connection inside TLS: hands it on by the name that both sides have agreed on."""
+    """A connection inside TLS until both sides have agreed on what is inside: hands it on."""
 
-    def __init__(self, door: Doorway, arrival: _Arrival) -> None:
+    def __init__(self, door: Doorway, arrival: Arrival) -> None:
         self._door = door
         self._arrival = arrival
-        self._transport: Any = None
-        self._waiting: List[bytes] = []
 
     def connection_made(self, transport: Any) -> None:
         door, arrival = self._door, self._arrival
-        self._transport = transport
-        chosen = transport.get_extra_info("ssl_object").selected_alpn_protocol()
-        if chosen == "gpumesh/1":
-            link = door._link(arrival, door.fingerprint)
-            if not door._note(arrival, link):
-                transport.abort()
-                return
-            transport.set_protocol(link)
-            link.connection_made(transport)
+        protocol: Any
+        if arrival not in door.admission:  # It was dropped in this very turn.
+            transport.abort()
             return
-        door.admission.leave(arrival)
-        if door._make_web is None:
-            transport.close()
-            return
-        transport.pause_reading()
-        door._keep(door._loop.create_task(self._to_web(transport)))
-
-    async def _to_web(self, transport: Any) -> None:
-        assert self._door._make_web is not None
-        protocol = (await self._door._make_web())()
-        if transport.is_closing():
+        if transport.get_extra_info("ssl_object").selected_alpn_protocol() == "gpumesh/1":
+            protocol = door.link_for(arrival, is_encrypted=True)
+        elif door.has_web and not arrival.is_piped:
+            protocol = door.asking_for(arrival)
+        else:
+            transport.abort()
             return
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
-        for data in self._waiting:
-            protocol.data_received(data)  # type: ignore[attr-defined]
-        transport.resume_reading()
-
-    def data_received(self, data: bytes) -> None:
-        self._waiting.append(data)
-
-
-def _plain_refusal(reason: str, text: str) -> bytes:
-    """The bytes by which a listener refuses a dialer of which it has not read anything."""
-    from gpumesh.protocol import codec, frames
-    from gpumesh.protocol.messages import Refused
-
-    tag, body, _ = codec.Encoder().encode(Refused(reason, text))
-    return frames.PREAMBLE + b"".join(bytes(part) for part in frames.encode_frame(tag, body))
 
 
 def _tls_options(loop: asyncio.AbstractEventLoop) -> Dict[str, Any]:
