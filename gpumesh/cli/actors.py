@@ -20,7 +20,7 @@ def actors(
 ) -> None:
     """Show the actors of the mesh: where they live, how they are, and how many calls wait for them."""
     log_to_stderr(usual_level=logging.ERROR)
-    address, secret = resolve_mesh(url, token, token_file, ask=False)
+    address, secret = resolve_mesh(url, token, token_file, ask=True)
     from gpumesh import GPUMesh
 
     with GPUMesh(address, token=secret, fallback=False) as mesh:
@@ -42,7 +42,7 @@ def kill_actor(
 ) -> None:
     """End an actor, whoever has created it; its calls that have not ended fail."""
     log_to_stderr(usual_level=logging.ERROR)
-    address, secret = resolve_mesh(url, token, token_file, ask=False)
+    address, secret = resolve_mesh(url, token, token_file, ask=True)
     from gpumesh import GPUMesh
     from gpumesh.errors import UnknownActorError
 

@@ -26,7 +26,7 @@ def devices(
 
     log_to_stderr(usual_level=logging.ERROR)
     if mesh or url is not None:
-        address, secret = resolve_mesh(url, token, token_file, ask=False)
+        address, secret = resolve_mesh(url, token, token_file, ask=True)
         found = of_mesh(address, secret)
     else:
         found = of_this_machine()

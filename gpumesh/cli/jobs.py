@@ -47,7 +47,7 @@ def connected_mesh(
         raise ValueError(
             "GPUMESH_LOCAL is set, and jobs need a coordinator that stays; unset it, and start one: `gpumesh serve`"
         )
-    address, secret = resolve_mesh(url, token, token_file, ask=False)
+    address, secret = resolve_mesh(url, token, token_file, ask=True)
     from gpumesh import GPUMesh
 
     patience = RECONNECT_SECONDS if reconnect_timeout is None else reconnect_timeout

@@ -19,7 +19,7 @@ def workers(
     import logging
 
     log_to_stderr(usual_level=logging.ERROR)
-    address, secret = resolve_mesh(url, token, token_file, ask=False)
+    address, secret = resolve_mesh(url, token, token_file, ask=True)
     from gpumesh import GPUMesh
 
     with GPUMesh(address, token=secret, fallback=False) as mesh:
