@@ -123,7 +123,15 @@ def test_the_handshake_messages_have_no_place_after_it(guarded: Guarded) -> None
         ("client", TOKEN[:-1]),
         ("client", auth.worker_token(auth.worker_token(TOKEN))),
     ],
-    ids=["worker token, client", "metrics token, client", "metrics token, worker", "empty", "a space more", "cut", "twice derived"],
+    ids=[
+        "worker token, client",
+        "metrics token, client",
+        "metrics token, worker",
+        "empty",
+        "a space more",
+        "cut",
+        "twice derived",
+    ],
 )
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_what_a_token_does_not_grant_is_refused(guarded: Guarded, role: str, token: str, tls: bool) -> None:
