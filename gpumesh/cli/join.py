@@ -17,16 +17,18 @@ from gpumesh.cli.console import (
     check_token,
     hide_token,
     log_to_stderr,
-    resolve_mesh,
     set_gpu_score,
     set_object_limits,
 )
+from gpumesh.cli.finding import mesh_to_join
 from gpumesh.cli.owner import EXCLUSIVE, HOURS, ONLY_WHEN_IDLE, set_times
 
 
 def join(
     url: Optional[str] = typer.Argument(
-        None, help="The mesh's address, as `gpumesh serve` shows it; by default the one saved on this machine."
+        None,
+        help="The mesh's address, as `gpumesh serve` shows it; by default the one saved on this machine if it answers, else one that is "
+        "found on its networks.",
     ),
     token: Optional[str] = TOKEN,
     token_file: Optional[str] = TOKEN_FILE,
@@ -64,7 +66,7 @@ def join(
         check_score(score)
     set_gpu_score(gpu_score)
     set_object_limits(object_memory, spill_dir)
-    address, secret = resolve_mesh(url, token, token_file, ask=True)
+    address, secret = mesh_to_join(url, token, token_file)
     hide_token()
     log_to_stderr(usual_level=logging.INFO)
     set_times(hours, only_when_idle, exclusive)

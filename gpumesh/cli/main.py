@@ -21,6 +21,8 @@ from gpumesh.cli import (
     join,
     objects,
     owner,
+    quickjoin,
+    radar,
     serve,
     submit,
     token,
@@ -41,6 +43,8 @@ app = typer.Typer(
 )
 app.command(name="serve")(serve.serve)
 app.command(name="join")(join.join)
+app.command(name="quickjoin")(quickjoin.quickjoin)
+app.command(name="radar")(radar.radar)
 app.command(name="workers")(workers.workers)
 app.command(name="submit")(submit.submit)
 app.command(name="status")(jobs.status)
