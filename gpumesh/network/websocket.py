@@ -208,7 +208,8 @@ def _meaning(error: BaseException, address: Address, shown: str, timeout: float)
     if isinstance(error, (aiohttp.ClientConnectorSSLError, aiohttp.ServerFingerprintMismatch)):
         return ProtocolError(f"what answers at {address} does not speak TLS; use ws://{address} if it is a proxy without TLS")
     if isinstance(error, aiohttp.ClientConnectorError):
-        why = error.os_error.strerror or str(error.os_error)
+        code = error.os_error.errno or 0
+        why = os.strerror(code) if code > 0 else error.os_error.strerror or str(error.os_error)  # Below 0: of looking up names.
         return MeshUnavailableError(f"cannot connect to {shown} ({why}); check the address, and that the proxy runs")
     if isinstance(error, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)):
         return MeshUnavailableError(f"{shown} closed the connection before it answered; check the address and the proxy")
