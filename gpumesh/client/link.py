@@ -6,34 +6,35 @@ whoever calls `receive` must be the only one (client.channel's receive lock).
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import selectors
 import socket
-import sys
 import threading
 import time
 from typing import Any, List, Optional, Sequence, Tuple
 
-from gpumesh.config import BULK_MESSAGE_BYTES, KIB, OUTBOX_PAUSE_BYTES, UNSENT_KERNEL_BYTES
-from gpumesh.errors import MeshError, MeshUnavailableError, ProtocolError
-from gpumesh.network.address import Address
+from gpumesh.config import BULK_MESSAGE_BYTES, KIB, OUTBOX_PAUSE_BYTES
+from gpumesh.errors import MeshUnavailableError, ProtocolError
+from gpumesh.network import connecting
+from gpumesh.network.address import HTTPS, PORT, WEBSOCKET, Address
+from gpumesh.network.connecting import local_facts
 from gpumesh.protocol.auth import NONCE_BYTES
-from gpumesh.protocol.connection import Closed, Connection, Established, PeerFacts
-from gpumesh.version import __version__
+from gpumesh.protocol.connection import LATER, TLS, Closed, Connection, Established, PeerFacts
+
+__all__ = ["MeshLink", "Poller", "SecureLink", "dial", "local_facts"]
 
 _MAX_PARTS = 512  # Buffers handed to one sendmsg; systems allow 1024.
 _WRITE_TURN_BYTES = 512 * KIB  # Written under one hold of the lock: a task that another thread submits waits for no more.
 _READ, _WRITE = 1, 2
-_IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EWOULDBLOCK))
+_LATER_SECONDS = 1.0  # Between tries, where a coordinator wants to be left alone for a while.
 
 
 class MeshLink:
     """A connected socket and its Connection."""
 
-    def __init__(self, sock: socket.socket, connection: Connection) -> None:
-        self.sock = sock
+    def __init__(self, sock: Any, connection: Connection) -> None:
+        self.sock = sock  # A socket, or a TlsSocket.
         self.connection = connection
         self.lock = threading.Lock()
         self.wants_write = False  # The socket is full: whoever waits for it must call `flush` when it is writable.
@@ -192,10 +193,22 @@ class MeshLink:
         self.sock.close()
 
 
-def _send_parts(sock: socket.socket, parts: List[Any]) -> int:
-    if hasattr(sock, "sendmsg"):
-        return sock.sendmsg(parts[:_MAX_PARTS])
-    return sock.send(parts[0])
+class SecureLink(MeshLink):
+    """The same inside TLS."""
+
+    def receive(self) -> Optional[List[Any]]:
+        """As a MeshLink's. Leaves nothing behind that has been decrypted: nobody who waits for the socket would hear of it."""
+        events = super().receive()
+        while self.sock.pending() and not self.is_over:
+            more = super().receive()
+            if more:
+                events = [*(events or ()), *more]
+        return events
+
+
+def _send_parts(sock: Any, parts: List[Any]) -> int:
+    sent: int = sock.sendmsg(parts[:_MAX_PARTS]) if hasattr(sock, "sendmsg") else sock.send(parts[0])
+    return sent
 
 
 def _after(parts: List[Any], sent: int) -> List[Any]:
@@ -211,7 +224,7 @@ def _after(parts: List[Any], sent: int) -> List[Any]:
 class _SocketPoll:
     """Waiting for one socket, by the cheapest call that the platform has."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: Any) -> None:
         self._sock = sock
         self._read: Any = None
         if hasattr(select, "poll"):
@@ -237,41 +250,91 @@ class _SocketPoll:
 
 
 def dial(address: Address, *, token: str, timeout: float, facts: PeerFacts) -> Tuple[MeshLink, Established, List[Any]]:
-    """Connect and shake hands in the calling thread; name look-up, connection and handshake share `timeout`.
+    """Connect and shake hands in the calling thread; name look-up, connection and all handshakes share `timeout`.
+
+    Inside TLS, except with this very machine (unless it wants it) and where the address says so.
 
     Returns:
         The link, what the handshake told, and messages that came right behind it.
 
     Raises:
-        MeshUnavailableError: Nobody answers there.
+        MeshUnavailableError: Nobody answers there, or not without TLS.
         AuthenticationError, VersionMismatchError, ProtocolError: Somebody does, but not as a coordinator of this mesh.
     """
     deadline = time.monotonic() + timeout
-    sock = _connect(address, deadline, timeout)
+    needs_tls = False
+    while True:
+        sock, binding = _open(address, deadline, timeout, needs_tls=needs_tls)
+        try:
+            connection = Connection.dial(
+                role="client", token=token, nonce=os.urandom(NONCE_BYTES), now=time.monotonic(), facts=facts, binding=binding
+            )
+            link = MeshLink(sock, connection) if not binding else SecureLink(sock, connection)
+            established, rest = _shake_hands(link, address, deadline, timeout, binding)
+            return link, established, rest
+        except MeshUnavailableError as error:
+            sock.close()
+            left = deadline - time.monotonic()
+            if error.refusal == TLS and address.way == PORT and not needs_tls:
+                needs_tls = True
+            elif error.refusal == LATER and left > _LATER_SECONDS:
+                threading.Event().wait(_LATER_SECONDS)  # Somebody else on this machine has tried wrong tokens.
+            else:
+                raise
+        except BaseException:
+            sock.close()
+            raise
+
+
+def _open(address: Address, deadline: float, timeout: float, *, needs_tls: bool) -> Tuple[Any, bytes]:
+    """A connected socket, or one inside TLS with the hash that proofs are bound to."""
+    if address.way == WEBSOCKET:
+        return _secure(_pipe(address, deadline), (connecting.MESH_PROTOCOL,), address, deadline, timeout)
     try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_KERNEL_BYTES)
-        connection = Connection.dial(
-            role="client", token=token, nonce=os.urandom(NONCE_BYTES), now=time.monotonic(), facts=facts
-        )
-        link = MeshLink(sock, connection)
-        established, rest = _shake_hands(link, address, deadline, timeout)
-    except BaseException:
-        sock.close()
+        sock = connecting.connect(address, deadline - time.monotonic())
+    except MeshUnavailableError:
+        if address.way == HTTPS and deadline > time.monotonic() and connecting.has_proxy():
+            return _secure(_pipe(address, deadline), (connecting.MESH_PROTOCOL,), address, deadline, timeout)
         raise
-    return link, established, rest
+    if connecting.is_plain(address, sock) and not needs_tls:
+        return sock, b""
+    tls, binding = _secure(sock, connecting.protocols_for(address), address, deadline, timeout)
+    if tls.protocol == connecting.MESH_PROTOCOL:
+        return tls, binding
+    tls.close()
+    if address.way != HTTPS:
+        raise connecting.foreign(address)
+    return _secure(_pipe(address, deadline), (connecting.MESH_PROTOCOL,), address, deadline, timeout)
 
 
-def _shake_hands(link: MeshLink, address: Address, deadline: float, timeout: float) -> Tuple[Established, List[Any]]:
+def _pipe(address: Address, deadline: float) -> socket.socket:
+    from gpumesh.runtime.piping import open_pipe
+
+    return open_pipe(address, timeout=max(0.001, deadline - time.monotonic()))
+
+
+def _secure(
+    sock: socket.socket, protocols: Sequence[str], address: Address, deadline: float, timeout: float
+) -> Tuple[Any, bytes]:
+    from gpumesh.client.tls_socket import TlsSocket
+    from gpumesh.network.tls import binding_of
+
+    try:
+        tls = connecting.secure(sock, protocols, deadline - time.monotonic())
+        return TlsSocket(tls), binding_of(tls)
+    except OSError as error:  # ssl.SSLError is one.
+        is_late = isinstance(error, socket.timeout)  # The same as TimeoutError only since Python 3.10.
+        raise connecting.explain(address, None if is_late else error, timeout) from None
+
+
+def _shake_hands(
+    link: MeshLink, address: Address, deadline: float, timeout: float, binding: bytes
+) -> Tuple[Established, List[Any]]:
     link.flush()
     while True:
         now = time.monotonic()
         if now >= deadline:
-            raise MeshUnavailableError(
-                f"{address} accepted the connection but did not answer within {timeout:g} s; is a gpumesh coordinator running there?"
-            )
+            raise connecting.unanswered(address, timeout)
         due = link.connection.next_deadline()
         readable, writable = link.wait(min(deadline, due or deadline) - now, writable=link.wants_write)
         if writable:
@@ -282,91 +345,7 @@ def _shake_hands(link: MeshLink, address: Address, deadline: float, timeout: flo
                 return event, (events or [])[position + 1 :]
             if type(event) is Closed:
                 link.flush()
-                raise _at(address, event)
-
-
-def _at(address: Address, closed: Closed) -> MeshError:
-    """Why the handshake failed, with the address in front."""
-    if closed.error is None:
-        return MeshUnavailableError(f"{address} closed the connection: {closed.reason}")
-    return type(closed.error)(f"{address}: {closed.error}")
-
-
-def _connect(address: Address, deadline: float, timeout: float) -> socket.socket:
-    candidates = _resolve(address, deadline, timeout)
-    error: Optional[OSError] = None
-    for position, (family, kind, protocol, _, target) in enumerate(candidates):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            break
-        if position + 1 < len(candidates):
-            left = max(left / 2, min(left, 0.25))  # Leaves time for the next address when this one swallows packets.
-        try:
-            return _connect_one(socket.socket(family, kind, protocol), target, left)
-        except OSError as failure:
-            error = failure
-    if error is None or isinstance(error, TimeoutError) or error.errno is None:
-        raise MeshUnavailableError(
-            f"no answer from {address} within {timeout:g} s; check the address, the network and the firewall, "
-            "and that `gpumesh serve` runs there"
-        )
-    if error.errno == errno.ECONNREFUSED:
-        raise MeshUnavailableError(
-            f"nothing listens at {address}; start a coordinator there with `gpumesh serve`, or check the port"
-        )
-    raise MeshUnavailableError(f"cannot connect to {address}: {os.strerror(error.errno)}; check the address and the network")
-
-
-def _connect_one(sock: socket.socket, target: Any, timeout: float) -> socket.socket:
-    try:
-        sock.setblocking(False)
-        code = sock.connect_ex(target)
-        if code not in _IN_PROGRESS:
-            raise OSError(code, os.strerror(code))
-        if code:
-            with selectors.DefaultSelector() as selector:
-                selector.register(sock, selectors.EVENT_WRITE)
-                if not selector.select(timeout):
-                    raise TimeoutError
-            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code:
-                raise OSError(code, os.strerror(code))
-        if sock.getsockname() == sock.getpeername():
-            # A free port of the ephemeral range can be connected to itself.
-            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _resolve(address: Address, deadline: float, timeout: float) -> List[Any]:
-    """Addresses to try. A name is looked up on a thread of its own, as the system's resolver knows no timeout."""
-    try:
-        return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except (socket.gaierror, UnicodeError):
-        pass
-    found: List[Any] = []
-    failure: List[str] = []
-
-    def look_up() -> None:
-        try:
-            found.extend(socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError) as error:
-            failure.append(error.strerror or str(error) if isinstance(error, OSError) else str(error))
-
-    thread = threading.Thread(target=look_up, name="gpumesh-resolve", daemon=True)
-    thread.start()
-    thread.join(max(0.0, deadline - time.monotonic()))
-    if failure:
-        raise MeshUnavailableError(
-            f"the host name {address.host!r} cannot be resolved ({failure[0]}); check its spelling and the DNS"
-        )
-    if not found:
-        raise MeshUnavailableError(
-            f"the host name {address.host!r} was not resolved within {timeout:g} s; use an IP address or check the DNS"
-        )
-    return found
+                raise connecting.at(address, event.error, event.reason, binding)
 
 
 # --- the I/O thread's waiting
@@ -491,8 +470,3 @@ class Poller:
             self._selector.close()
         self._reader.close()
         self._writer.close()
-
-
-def local_facts() -> PeerFacts:
-    """What this side says of itself in the handshake."""
-    return PeerFacts(__version__, f"{sys.version_info[0]}.{sys.version_info[1]}", sys.platform)

@@ -86,7 +86,7 @@ class GPUMesh:
         self._set_up(environment.verbosity, name or "")
         self._connect_timeout = connect_timeout
         self._shipped = [ship] if isinstance(ship, (str, os.PathLike)) else list(ship)
-        if nesting.mesh is not None and (url is None or parse_address(url).url == nesting.mesh[0]):
+        if nesting.mesh is not None and (url is None or parse_address(url).is_at(parse_address(nesting.mesh[0]))):
             self._join_task(nesting.mesh[0])
             return
         if environment.is_local:

@@ -345,6 +345,7 @@ def _fork_worker(
         "role": "worker",
         "host": address.host,
         "port": address.port,
+        "way": address.way,
         "token": token,
         "facts": facts,
         "worker": worker_id,

@@ -54,7 +54,7 @@ def run_worker_child(request: Dict[str, Any], channel: socket.socket) -> None:
     try:
         run_loop(
             work(
-                Address(request["host"], request["port"]),
+                Address(request["host"], request["port"], request.get("way", "")),
                 request["token"],
                 facts_from_wire(request["facts"])._replace(pid=os.getpid()),  # Gathered by whoever asked for this process.
                 request["worker"],

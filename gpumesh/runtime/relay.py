@@ -22,18 +22,17 @@ import socket
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set
 
 from gpumesh.config import (
-    CONNECT_SECONDS,
     GOODBYE_SECONDS,
     RECONNECT_FIRST_DELAY_SECONDS,
     RECONNECT_MAX_DELAY_SECONDS,
     RECONNECT_SECONDS,
-    UNSENT_KERNEL_BYTES,
 )
 from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError
 from gpumesh.network.address import Address
 from gpumesh.protocol import auth
 from gpumesh.protocol.connection import Closed, Connection, Established
 from gpumesh.protocol.messages import RegisterClient
+from gpumesh.runtime.dialing import Dialer
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
 from gpumesh.runtime.relay_greeting import ANSWERED, ASKED, REFUSALS
 
@@ -50,7 +49,7 @@ LENDS_ONLY = (
     "submit from the client, or let this machine join with the mesh's full token"
 )
 
-OnAnswer = Callable[["_Dialed", Optional[MeshError]], None]
+OnAnswer = Callable[[Optional["_Dialed"], Optional[MeshError]], None]
 
 
 class Relay:
@@ -130,13 +129,21 @@ class Relay:
         self._keep(self._loop.create_task(self._dial(on_answer)))
 
     async def _dial(self, on_answer: OnAnswer) -> None:
-        side = _Dialed(self, self._token, on_answer)
-        try:
-            await asyncio.wait_for(
-                self._loop.create_connection(lambda: side, self._address.host, self._address.port), CONNECT_SECONDS
-            )
-        except (OSError, asyncio.TimeoutError) as error:
-            side.fail(MeshUnavailableError(str(error) or f"no answer within {CONNECT_SECONDS:g} s"))
+        dialer = Dialer(self._loop, self._address)
+
+        def answered(side: Optional[_Dialed], error: Optional[MeshError]) -> None:
+            if dialer.wants_tls(error):
+                self._keep(self._loop.create_task(attempt()))
+            else:
+                on_answer(side, error)
+
+        async def attempt() -> None:
+            try:
+                await dialer.dial(lambda binding: _Dialed(self, self._token, binding, answered))
+            except MeshError as error:
+                on_answer(None, error)
+
+        await attempt()
 
     def note(self, side: _Side, *, is_open: bool) -> None:
         """A connection has begun or ended."""
@@ -153,7 +160,7 @@ class Relay:
         while True:
             answered: asyncio.Future[Optional[_Dialed]] = self._loop.create_future()
 
-            def on_answer(side: _Dialed, error: Optional[MeshError], answered: Any = answered) -> None:
+            def on_answer(side: Optional[_Dialed], error: Optional[MeshError], answered: Any = answered) -> None:
                 if not answered.done():
                     answered.set_result(None if error is not None else side)
 
@@ -268,11 +275,12 @@ class _Caller(_Side):
         self.relay.note_client(pid, number)
         self.relay.dial(self._answer)
 
-    def _answer(self, dialed: _Dialed, error: Optional[MeshError]) -> None:
+    def _answer(self, dialed: Optional[_Dialed], error: Optional[MeshError]) -> None:
         if self.is_over:
-            dialed.end()
+            if dialed is not None:
+                dialed.end()
             return
-        if error is not None:
+        if dialed is None or error is not None:
             self.write(_answer(REFUSALS.index(type(error)) if type(error) in REFUSALS else 1, 0, str(error)))
             self.end()
             return
@@ -310,11 +318,17 @@ def _answer(status: int, workers: int, text: str, rest: bytes = b"") -> bytes:
 class _Dialed(_Side):
     """The side of the coordinator."""
 
-    def __init__(self, relay: Relay, token: str, on_answer: OnAnswer) -> None:
+    def __init__(self, relay: Relay, token: str, binding: bytes, on_answer: OnAnswer) -> None:
         super().__init__(relay)
         loop = relay._loop
         self.connection = Connection.dial(
-            role="client", token=token, nonce=fresh_nonce(), now=loop.time(), facts=peer_facts(), hands_over=True
+            role="client",
+            token=token,
+            nonce=fresh_nonce(),
+            now=loop.time(),
+            facts=peer_facts(),
+            binding=binding,
+            hands_over=True,
         )
         self.gone: asyncio.Future[None] = loop.create_future()
         self._loop = loop
@@ -323,11 +337,6 @@ class _Dialed(_Side):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_KERNEL_BYTES)
         self._flush()
         due = self.connection.next_deadline()
         if due is not None:

@@ -8,7 +8,6 @@ import random
 import socket
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union
 
-from gpumesh.config import CONNECT_SECONDS
 from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
 from gpumesh.model.resources import CardReading, DeviceFacts, WorkerFacts
 from gpumesh.network.address import Address
@@ -33,6 +32,7 @@ from gpumesh.protocol.messages import (
     WorkerDraining,
     WorkerReadings,
 )
+from gpumesh.runtime.dialing import Dialer
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
 from gpumesh.runtime.link import PeerLink
 from gpumesh.runtime.owner import Obedience, OwnerWatch
@@ -83,6 +83,7 @@ class WorkerAgent(PoolOwner):
         self._pool = RunnerPool(
             self._loop, spawner, self, slots=facts.slots, cores=facts.cores, path=path, label=label, devices=facts.devices
         )
+        self._dialer = Dialer(self._loop, address)
         self._relay = Relay(self._loop, address, token)
         self._link: Optional[PeerLink] = None
         self._specs: Dict[int, int] = {}  # Number on this connection -> number in the pool.
@@ -200,23 +201,30 @@ class WorkerAgent(PoolOwner):
 
     async def _connect_and_stay(self) -> MeshError:
         """One connection, from dialing to its end; returns why it ended."""
+        error = await self._connect_once()
+        if self._dialer.wants_tls(error) and not self._over.done():
+            error = await self._connect_once()
+        return error
+
+    async def _connect_once(self) -> MeshError:
         self._lost = self._loop.create_future()
         self._specs = {}
-        connection = Connection.dial(
-            role="worker", token=self._token, nonce=fresh_nonce(), now=self._loop.time(), facts=peer_facts()
-        )
-        link = PeerLink(self._loop, connection, self._on_events, self._pool.turn)
-        link.on_drained = self._pool.resume_output
-        self._link = link
         try:
-            await asyncio.wait_for(
-                self._loop.create_connection(lambda: link, self.address.host, self.address.port), CONNECT_SECONDS
-            )
-        except (OSError, asyncio.TimeoutError) as error:
-            return MeshUnavailableError(str(error) or f"no answer within {CONNECT_SECONDS:g} s")
+            await self._dialer.dial(self._make_link)
+        except MeshError as error:
+            return error
         ends: List[asyncio.Future[Any]] = [self._lost, self._over]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         return self._lost.result() if self._lost.done() else MeshUnavailableError("stopped")
+
+    def _make_link(self, binding: bytes) -> PeerLink:
+        now = self._loop.time()
+        connection = Connection.dial(
+            role="worker", token=self._token, nonce=fresh_nonce(), now=now, facts=peer_facts(), binding=binding
+        )
+        link = self._link = PeerLink(self._loop, connection, self._on_events, self._pool.turn)
+        link.on_drained = self._pool.resume_output
+        return link
 
     def _on_events(self, link: PeerLink, events: List[Any]) -> None:
         for message in events:

@@ -1,0 +1,288 @@
+"""From an address to a connected socket, and what it means when there is none; for whoever waits in his own thread.
+
+Several IPs of one name are tried side by side, each a little after the one before: one that swallows packets costs CONNECT_STAGGER_SECONDS.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
+
+from gpumesh.config import CONNECT_STAGGER_SECONDS, UNSENT_KERNEL_BYTES
+from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
+from gpumesh.network.address import HTTPS, INSECURE, PORT, Address, is_loopback
+from gpumesh.protocol.auth import NONCE_BYTES
+from gpumesh.protocol.connection import LOOKED, TLS, Connection, PeerFacts, State
+from gpumesh.version import __version__
+
+if TYPE_CHECKING:
+    import ssl
+
+MESH_PROTOCOL, HTTP_PROTOCOL = "gpumesh/1", "http/1.1"  # As in `network.tls`, which is not loaded where there is no TLS.
+_IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EWOULDBLOCK))
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+_NO_TOKEN = "-"  # noqa: S105 - for a conversation that ends before any proof.
+_LOOK_SECONDS = 2.0  # At who is there instead, after the connection itself has failed.
+
+
+def connect(address: Address, timeout: float) -> socket.socket:
+    """A connected TCP socket, non-blocking; looking up the name and connecting share `timeout` seconds.
+
+    Raises:
+        MeshUnavailableError: There is none; the message says why, and what to do.
+    """
+    deadline = time.monotonic() + timeout
+    sock = _race(resolve(address, timeout), address, deadline, timeout)
+    prepare(sock)
+    return sock
+
+
+def prepare(sock: socket.socket) -> None:
+    """Set what a mesh wants of a TCP socket; nothing on any other."""
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_KERNEL_BYTES)
+
+
+def resolve(address: Address, timeout: float) -> List[Any]:
+    """What `socket.getaddrinfo` says of it. A name is looked up on a thread of its own, as the system's resolver knows no timeout.
+
+    Raises:
+        MeshUnavailableError: The name is not known.
+    """
+    try:
+        return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (socket.gaierror, UnicodeError):
+        pass
+    found: List[Any] = []
+    failure: List[str] = []
+
+    def look_up() -> None:
+        try:
+            found.extend(socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            failure.append(error.strerror or str(error) if isinstance(error, OSError) else str(error))
+
+    thread = threading.Thread(target=look_up, name="gpumesh-resolve", daemon=True)
+    thread.start()
+    thread.join(max(0.0, timeout))
+    if failure:
+        raise MeshUnavailableError(
+            f"the host name {address.host!r} cannot be resolved ({failure[0]}); check its spelling and the DNS"
+        )
+    if not found:
+        raise MeshUnavailableError(
+            f"the host name {address.host!r} was not resolved within {timeout:g} s; use an IP address or check the DNS"
+        )
+    return found
+
+
+def _race(candidates: List[Any], address: Address, deadline: float, timeout: float) -> socket.socket:
+    """The first that connects; the next one starts when the one before has failed or taken its time."""
+    waiting: Dict[socket.socket, None] = {}
+    failure: Optional[OSError] = None
+    try:
+        with selectors.DefaultSelector() as selector:
+            while True:
+                now = time.monotonic()
+                if now >= deadline or not (candidates or waiting):
+                    break
+                if candidates:
+                    family, kind, protocol, _, target = candidates.pop(0)
+                    try:
+                        sock = socket.socket(family, kind, protocol)
+                    except OSError as error:
+                        failure = error
+                        continue
+                    waiting[sock] = None
+                    sock.setblocking(False)
+                    code = sock.connect_ex(target)
+                    if code not in _IN_PROGRESS:
+                        failure = OSError(code, os.strerror(code))
+                        del waiting[sock]
+                        sock.close()
+                        continue
+                    selector.register(sock, selectors.EVENT_WRITE)
+                patience = deadline - now
+                if candidates:
+                    patience = min(patience, CONNECT_STAGGER_SECONDS)
+                for key, _ in selector.select(patience):
+                    sock = key.fileobj  # type: ignore[assignment]
+                    del waiting[sock]
+                    selector.unregister(sock)
+                    try:
+                        settle(sock)
+                    except OSError as error:
+                        failure = error
+                        sock.close()
+                        continue
+                    return sock
+    finally:
+        for sock in waiting:
+            sock.close()
+    raise no_connection(address, None if waiting else failure, timeout)
+
+
+def settle(sock: socket.socket) -> None:
+    """Raises OSError unless it is connected, to somebody else."""
+    code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
+    if sock.getsockname() == sock.getpeername():
+        # A free port of the ephemeral range can be connected to itself.
+        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+
+
+def no_connection(address: Address, error: Optional[OSError], timeout: float) -> MeshUnavailableError:
+    """What an error of the system means, for people; None: no answer in time."""
+    if error is None or isinstance(error, TimeoutError) or error.errno is None:
+        return MeshUnavailableError(
+            f"no answer from {address} within {timeout:g} s; check the address, the network and the firewall, "
+            "and that `gpumesh serve` runs there"
+        )
+    if error.errno == errno.ECONNREFUSED:
+        return MeshUnavailableError(
+            f"nothing listens at {address}; start a coordinator there with `gpumesh serve`, or check the port"
+        )
+    if error.errno == errno.EAFNOSUPPORT or (error.errno == errno.EADDRNOTAVAIL and ":" in address.host):
+        return MeshUnavailableError(f"cannot connect to {address}: this machine has no IPv6; use an IPv4 address of that host")
+    return MeshUnavailableError(f"cannot connect to {address}: {os.strerror(error.errno)}; check the address and the network")
+
+
+def is_plain(address: Address, sock: socket.socket) -> bool:
+    """Whether the mesh is spoken without TLS at first on this connected socket: on this very machine, or where the address says so."""
+    return address.way == INSECURE or (address.way == PORT and is_loopback(sock.getpeername()[0]))
+
+
+def protocols_for(address: Address) -> Sequence[str]:
+    """ALPN names to offer at the address itself."""
+    return (MESH_PROTOCOL, HTTP_PROTOCOL) if address.way == HTTPS else (MESH_PROTOCOL,)
+
+
+def has_proxy() -> bool:
+    """Whether the environment names an HTTP proxy, which may be the only way out."""
+    return any(os.environ.get(name, "").strip() for name in _PROXIES)
+
+
+def secure(sock: socket.socket, protocols: Sequence[str], timeout: float) -> ssl.SSLSocket:
+    """TLS on a connected socket, which is the new one's from now on; non-blocking afterwards.
+
+    Raises:
+        OSError: No TLS came about (ssl.SSLError is one); `explain` knows why. The socket is closed.
+    """
+    from gpumesh.network.tls import client_context
+
+    try:
+        sock.settimeout(max(0.001, timeout))
+        tls = client_context(protocols).wrap_socket(sock)
+    except BaseException:
+        sock.close()
+        raise
+    tls.setblocking(False)
+    return tls
+
+
+def foreign(address: Address) -> ProtocolError:
+    """Somebody speaks TLS there who does not know the mesh's protocol."""
+    return ProtocolError(
+        f"{address}: the other side is an HTTPS or other TLS server, not a gpumesh coordinator; check host and port; "
+        f"if a proxy or tunnel stands before a coordinator there, write https://{address}"
+    )
+
+
+def explain(address: Address, error: Optional[BaseException], timeout: float) -> MeshError:
+    """What it means that no TLS came about at an address that takes connections; looks who else is there. Blocks, for a while.
+
+    Args:
+        error: What the TLS handshake has raised; None: it was not over in time.
+        timeout: Seconds there were.
+    """
+    reason = str(getattr(error, "reason", None) or "")
+    if reason.endswith("NO_APPLICATION_PROTOCOL"):
+        return foreign(address)
+    found = _look(address)
+    if found is None:
+        return MeshUnavailableError(
+            f"{address} is a gpumesh coordinator without TLS: whoever is on the way could read and change what is sent; start it with "
+            f"TLS (without --insecure), or accept that and write insecure://{address}"
+        )
+    is_web = "HTTP server" in str(found)
+    if is_web and address.way == HTTPS:
+        return ProtocolError(
+            f"{address} speaks plain HTTP, not HTTPS; if that is a proxy before a coordinator, write ws://{address}"
+        )
+    if (
+        is_web
+        or isinstance(found, VersionMismatchError)
+        or getattr(found, "refusal", TLS) != TLS
+        or "the other side is" in str(found)
+    ):
+        return at(address, found, "", b"")
+    if error is None:
+        return unanswered(address, timeout)
+    told = reason.replace("_", " ").lower() or getattr(error, "strerror", "") or str(error) or type(error).__name__
+    return MeshUnavailableError(f"{address} broke the TLS handshake off ({told}); is a gpumesh coordinator running there?")
+
+
+def _look(address: Address) -> Optional[MeshError]:
+    """Who talks without TLS there, before any proof: None is a coordinator; an error says what else, or that nobody does."""
+    connection = Connection.dial(
+        role="client", token=_NO_TOKEN, nonce=os.urandom(NONCE_BYTES), now=time.monotonic(), facts=local_facts()
+    )
+    deadline = time.monotonic() + _LOOK_SECONDS
+    try:
+        with connect(address, _LOOK_SECONDS) as sock:
+            sock.settimeout(_LOOK_SECONDS)
+            sock.sendall(b"".join(connection.data_to_send()))
+            while connection.state is not State.WELCOME:
+                sock.settimeout(max(0.001, deadline - time.monotonic()))
+                count = sock.recv_into(connection.get_buffer())
+                now = time.monotonic()
+                for event in connection.buffer_updated(count, now) if count else connection.receive_eof(now):
+                    return event.error or MeshUnavailableError(event.reason)
+            connection.refuse(LOOKED, "")  # Instead of a proof: nothing is wrong, and nothing to tell of.
+            sock.sendall(connection.data_to_send()[-1])
+            return None
+    except MeshError as error:
+        return error
+    except OSError as error:
+        return MeshUnavailableError(str(error))
+
+
+def unanswered(address: Address, timeout: float) -> MeshUnavailableError:
+    """Somebody has taken the connection and says nothing."""
+    return MeshUnavailableError(
+        f"{address} accepted the connection but did not answer within {timeout:g} s; is a gpumesh coordinator running there?"
+    )
+
+
+def at(address: Address, error: Optional[MeshError], reason: str, binding: bytes) -> MeshError:
+    """Why a handshake failed, with the address in front and, if the token was at fault, the certificate that was seen."""
+    if error is None:
+        return MeshUnavailableError(f"{address} closed the connection: {reason}")
+    seen = ""
+    if binding and isinstance(error, AuthenticationError):
+        seen = (
+            f"; if it is the right one, somebody stands between: the SHA-256 of the certificate seen here begins with {_hex(binding)}, "
+            "`gpumesh serve` shows its own"
+        )
+    told = type(error)(f"{address}: {error}{seen}")
+    if isinstance(error, MeshUnavailableError) and isinstance(told, MeshUnavailableError):
+        told.refusal = error.refusal
+    return told
+
+
+def _hex(fingerprint: bytes) -> str:
+    return ":".join(f"{byte:02x}" for byte in fingerprint[:16])  # As `gpumesh serve` shows it.
+
+
+def local_facts() -> PeerFacts:
+    """What this side says of itself in the handshake."""
+    return PeerFacts(__version__, f"{sys.version_info[0]}.{sys.version_info[1]}", sys.platform)
