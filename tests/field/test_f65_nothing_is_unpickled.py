@@ -7,6 +7,7 @@ import base64
 import contextlib
 import pickle
 import socket
+import struct
 from pathlib import Path
 from typing import Any, Iterator, List
 
@@ -23,6 +24,7 @@ from gpumesh.runtime.embedded import EmbeddedMesh
 from gpumesh.runtime.relay_greeting import ASKED
 from tests.support import tasks
 from tests.support.client import Client
+from tests.support.guarded import Guarded
 from tests.support.peers import Server, connect, encoded, frame, read_to_end
 
 KINDS = range(256)
@@ -204,8 +206,15 @@ def test_a_worker_unpickles_nothing_of_who_calls_at_the_socket_for_its_tasks(
     assert not sung.exists()
 
 
-def test_what_comes_by_http_is_not_unpickled(mesh: EmbeddedMesh, canary: bytes, sung: Path) -> None:
-    port = mesh.address.port
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """A coordinator as `gpumesh serve` makes it: this one speaks HTTP."""
+    with Guarded(Path(tmp_path_factory.mktemp("served"))) as site:
+        yield site
+
+
+def test_what_comes_by_http_is_not_unpickled(served: Guarded, canary: bytes, sung: Path) -> None:
+    port = served.port
     text = base64.b64encode(canary)
     for verb in (b"GET", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"HEAD", b"PROPFIND"):
         for path in (b"/", b"/metrics", b"/mesh", b"/healthz", b"/" + text):
@@ -216,8 +225,37 @@ def test_what_comes_by_http_is_not_unpickled(mesh: EmbeddedMesh, canary: bytes, 
             )
             send_to_coordinator(port, b"%sContent-Length: %d\r\n\r\n%s" % (head, len(canary), canary))
 
-    with Client(mesh.url, mesh.token) as client:
-        assert client.remote(tasks.noop, 1).result(20) == 1
+    assert served.log.about("Traceback") == []
+    with Client(served.url, served.token) as client:
+        assert client.workers() == []
+    assert not sung.exists()
+
+
+def websocket_frame(data: bytes) -> bytes:
+    """One binary message of a client (RFC 6455), masked with zeros."""
+    size = bytes([0x80 | len(data)]) if len(data) < 126 else b"\xfe" + struct.pack(">H", len(data))
+    return b"\x82" + size + bytes(4) + data
+
+
+def test_what_comes_by_websocket_is_not_unpickled(served: Guarded, canary: bytes, sung: Path) -> None:
+    head = (
+        b"GET /mesh HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    )
+    hello = frames.PREAMBLE + encoded(Hello("client", bytes(32), "0", "3.11", "test"))
+    said = [canary, hello + canary, hello + frame(0x22, bodies(canary)[1]), hello + encoded(Proof(canary))]
+    with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(connect(served.port)) for _ in said]
+        for sock, data in zip(socks, said):
+            sock.sendall(head)
+            assert sock.recv(65536).startswith(b"HTTP/1.1 101 ")
+            sock.sendall(websocket_frame(data))
+        for sock in socks:
+            read_to_end(sock)
+
+    assert served.log.about("Traceback") == []
+    with Client(served.url, served.token) as client:
+        assert client.workers() == []
     assert not sung.exists()
 
 
