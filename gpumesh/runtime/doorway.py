@@ -295,6 +295,10 @@ class Doorway:
         arrival.has_begun = True
         await self._loop.connect_accepted_socket(lambda: protocol, arrival.sock, **options)
 
+    def dismiss(self, arrival: Arrival) -> None:
+        """There is nothing for it here; its transport is closed."""
+        self._leave(arrival)
+
     def link_for(self, arrival: Arrival, *, is_encrypted: bool) -> PeerLink:
         """What speaks the mesh with it."""
         link = arrival.link = self._make_link(self.fingerprint if is_encrypted else b"")
@@ -373,6 +377,7 @@ class _Inside(asyncio.Protocol):
             protocol = door.asking_for(arrival)
         else:
             transport.abort()
+            door.dismiss(arrival)
             return
         transport.set_protocol(protocol)
         protocol.connection_made(transport)

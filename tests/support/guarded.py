@@ -69,6 +69,7 @@ class Guarded:
         self.port: int = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = LoopThread("guarded")
+        self.is_over = False
         self.coordinator: Coordinator = self._thread.call(lambda: self._start(listener), timeout=10)
 
     async def _start(self, listener: socket.socket) -> Coordinator:
@@ -98,6 +99,7 @@ class Guarded:
 
     def close(self) -> None:
         """End it."""
+        self.is_over = True
         self._thread.call(self.coordinator.stop, timeout=10)
         self._thread.stop()
         for name in ("gpumesh", "asyncio", "aiohttp"):
