@@ -11,6 +11,7 @@ import atexit
 import logging
 import os
 import socket
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Protocol, Sequence, Set, Tuple, Union
@@ -477,6 +478,9 @@ def _close_all() -> None:
     """At interpreter exit: no process of a local mesh is left, and the coordinator hears a goodbye."""
     for session in list(_sessions):
         session.close(MeshClosedError("the interpreter is exiting"))
+    piping = sys.modules.get("gpumesh.runtime.piping")
+    if piping is not None:
+        piping.drain()
 
 
 def _after_fork_in_child() -> None:
