@@ -17,7 +17,7 @@ from gpumesh.model.actors import ACTORS_CLIENT
 from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, SEQUENCE_LIMIT, ClientNumber, WorkerId
 from gpumesh.model.jobs import JOBS_CLIENT
 from gpumesh.model.outcomes import Status
-from gpumesh.model.payloads import Bundle, Later, Stored, mentioned
+from gpumesh.model.payloads import Bundle, Later, OutOfBand, Stored, mentioned
 from gpumesh.model.records import NamedTuple
 from gpumesh.model.resources import WorkerFacts, facts_from_wire, readings_from_wire, show_bytes
 from gpumesh.model.tasks import TaskSpec, spec_from_wire
@@ -594,6 +594,8 @@ class Coordinator:
                 if len(message.task_ids) != len(message.payloads)
                 else "a task of that id is here already"
                 if not message.again and not self._payloads.keys().isdisjoint(message.task_ids)
+                else "a task stands twice in SubmitTasks"
+                if len(message.task_ids) > 1 and len(set(message.task_ids)) < len(message.task_ids)
                 else ""
             )
             if problem:
@@ -652,9 +654,14 @@ class Coordinator:
                     self._drop_kept(client, task_id)
             self._objects.peer_renewed(client.number)
             self._perform(self._cluster.handle(ev.ResubmissionEnded(client.number), now))
-        elif kind is DefineFunction:
-            self._define(client, message.digest, message.body)
-        elif kind is DefineCode:
+        elif kind is DefineFunction or kind is DefineCode:
+            body = message.body if kind is DefineFunction else message.archive
+            if type(body) is not bytes and type(body) is not OutOfBand:
+                self._refuse(link, "protocol", f"a {type(body).__name__} is no body of {kind.__name__}")
+                return
+            if kind is DefineFunction:
+                self._define(client, message.digest, body)
+                return
             needs = tuple(message.needs)
             if any(part not in client.functions or self._needs_of(part) for part in needs):
                 self._refuse(link, "protocol", "code needs other code that was not defined, or that needs more")

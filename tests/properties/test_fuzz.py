@@ -17,6 +17,7 @@ from benchmarks import fuzz
 from benchmarks.fuzz_sides import SIDES
 
 SEED = 7
+FOUND = Path(__file__).parents[1] / "data" / "fuzz"  # Each a case that once ended in the error that it names.
 GROWTH = 3000  # Python objects; a case that left one link behind would leave a hundred thousand.
 
 
@@ -35,6 +36,11 @@ def test_mutated_frames_end_nothing_but_their_own_connection(side: str) -> None:
     assert figures.frames >= 4000
     assert figures.object_growth < GROWTH
     assert figures.lines > 20, "the lines that were reached guide it"
+
+
+@pytest.mark.parametrize("file", sorted(FOUND.glob("*.json")), ids=lambda file: file.stem)
+def test_what_was_found_before_is_mended(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fuzz.replay(file) == 0, capsys.readouterr().out
 
 
 def test_what_was_found_is_written_down_and_plays_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
