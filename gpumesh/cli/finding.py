@@ -39,6 +39,7 @@ def mesh_to_join(url: Optional[str], token: Optional[str], token_file: Optional[
         AuthenticationError: There is no secret, or no mesh that was found accepts it.
         ValueError: An address makes no sense, or several meshes accept the secret and nobody can be asked which is meant.
     """
+    from gpumesh.network.address import INSECURE
     from gpumesh.runtime.settings import read_environment, resolve_connection
 
     if url is not None or read_environment().url is not None:
@@ -58,6 +59,8 @@ def mesh_to_join(url: Optional[str], token: Optional[str], token_file: Optional[
         tell(f"gpumesh: nothing answers at the saved address {_saved(saved_url)} either; waiting for it")
         return _saved(saved_url), saved_secret
     tell(f'gpumesh: found the mesh "{mesh.name}" at {address.url}')
+    if address.way == INSECURE:
+        tell("gpumesh: note: it was started with --insecure, so others on the network can read and change what is sent")
     return address.url, secret
 
 

@@ -53,13 +53,26 @@ def radar(
     with Watcher() as watcher:
         view = View(watcher, secret)
         try:
-            if as_json or once or not sys.stdout.isatty():
+            if as_json:
                 _look_once(watcher, view, seconds)
-                _print_json(view) if as_json else _print(view)
+                _print_json(view)
             else:
-                _live(view)
+                show(watcher, view, once=once, seconds=seconds)
         finally:
             view.close()
+
+
+def show(watcher: Watcher, view: View, *, once: bool = False, seconds: float = FIND_SECONDS) -> None:
+    """The table: on a terminal live until q or Ctrl-C, elsewhere, or if asked, once.
+
+    Args:
+        seconds: How long to look where it is shown once.
+    """
+    if once or not sys.stdout.isatty():
+        _look_once(watcher, view, seconds)
+        _print(view)
+    else:
+        _live(view)
 
 
 class View:

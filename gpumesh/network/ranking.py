@@ -132,7 +132,7 @@ def is_only_local(bound: str) -> bool:
 def rank_peers(addresses: Iterable[Address]) -> List[Address]:
     """Somebody else's addresses in the order in which to try them; those that lead nowhere, or to this machine itself, are left out."""
     kept = {address: rank_of(address.host) for address in addresses}
-    named = {address for address, place in kept.items() if _parse(address.host) is None}
+    named = {address for address in kept if _parse(address.host) is None and not _is_loopback(address.host)}
     order = [address for address, place in kept.items() if place < _NEVER or address in named]
     return sorted(order, key=lambda address: 0 if address in named else kept[address])
 
