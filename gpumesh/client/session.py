@@ -255,7 +255,7 @@ class Session:
             if self._closed is not None:
                 raise MeshClosedError("the mesh was closed; make a new one")
             if self._remote is None or self._remote.end is not None:
-                self._remote = self._open(str(self.address), self._token, self._reconnect_timeout, self._own_mesh)
+                self._remote = self._open(self.address.url, self._token, self._reconnect_timeout, self._own_mesh)
             return self._remote
 
     def all_channels(self) -> List[Channel]:
@@ -364,7 +364,7 @@ class Session:
                 raise MeshUnavailableError(
                     "no mesh is configured: no address given, none in GPUMESH_URL, none saved by `gpumesh join`"
                 )
-            self._remote = self._open(str(self.address), self._token, self._reconnect_timeout, self._own_mesh)
+            self._remote = self._open(self.address.url, self._token, self._reconnect_timeout, self._own_mesh)
         except MeshUnavailableError as error:
             if not self._fallback:
                 raise
