@@ -62,6 +62,12 @@ def serve(
         False, "--insecure", help="Encrypt nothing: others on the network can read and change what is sent. Asks first."
     ),
     yes: bool = typer.Option(False, "--yes", help="Do not ask whether --insecure is meant."),
+    public: bool = typer.Option(
+        False,
+        "--public",
+        help="Open a tunnel of ngrok, through which machines of any network can join; it closes with the mesh.",
+    ),
+    tailscale: bool = typer.Option(False, "--tailscale", help="Tell others the address that this machine has in its tailnet."),
     token: Optional[str] = TOKEN,
     token_file: Optional[str] = TOKEN_FILE,
     show_token: bool = typer.Option(
@@ -102,6 +108,7 @@ def serve(
     import logging
 
     from gpumesh.cli.serve_banner import Banner
+    from gpumesh.cli.serve_ways import Ways
     from gpumesh.devices.scoring import check_score
     from gpumesh.network.address import is_loopback, parse_address
     from gpumesh.network.ranking import parse_advertised
@@ -116,7 +123,8 @@ def serve(
         check_score(score)
     set_gpu_score(gpu_score)
     set_object_limits(object_memory, spill_dir)
-    is_near = is_loopback(host) or host == "localhost"
+    ways = Ways(host=host, public=public, tailscale=tailscale, named=named)
+    is_near = (is_loopback(host) or host == "localhost") and not public
     identity = _identity(cert, key, insecure=insecure, yes=yes, is_near=is_near)
     secret = supplied or generated_token(own_address(host, port, identity).url) or generate_token()
     check_token(supplied)
@@ -134,9 +142,11 @@ def serve(
         saved_as[0] = url
         save_connection(url, secret, is_generated=not supplied)
         is_shown = not supplied and (show_token or sys.stdout.isatty())  # What is no terminal is kept, and read by others.
-        banner = Banner(host, parse_address(url), identity.fingerprint if identity is not None else b"", named)
+        banner = Banner(host, parse_address(url), identity.fingerprint if identity is not None else b"", ways.named)
         for line in banner.lines(secret if is_shown else "", is_generated=not supplied):
             typer.echo(line)
+        for obstacle in ways.obstacles:
+            typer.echo(f"gpumesh: {obstacle}", err=True)
 
     raise typer.Exit(
         run_coordinator(
@@ -152,7 +162,7 @@ def serve(
             on_ready=announce,
             keep_token=keep_token,
             identity=identity,
-            beside=[announcing(name, named)] if discovery else [],
+            beside=[*ways.beside(), *([announcing(name, ways.known)] if discovery else [])],
         )
     )
 

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 import socket
-from typing import TYPE_CHECKING, Any, AsyncContextManager, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, AsyncContextManager, Callable, Coroutine, Dict, Mapping, Optional, Sequence, Tuple
 
 from gpumesh.config import KEEP_JOBS_DAYS, RUNNER_RESTART_DELAYS_SECONDS, WORKER_TTL_SECONDS
 from gpumesh.errors import JournalError, MeshError
@@ -130,9 +130,8 @@ def run_coordinator(
         served = Served(coordinator, host, bound, identity.fingerprint if identity is not None else b"")
         try:
             async with contextlib.AsyncExitStack() as others:
-                for each in beside:
-                    await others.enter_async_context(each(served))
-                on_ready(here)
+                if await _unless(over, _enter(others, beside, served)):
+                    on_ready(here)
                 await over
         finally:
             stopper.remove()
@@ -146,6 +145,24 @@ def run_coordinator(
 
     run_loop(serve())
     return 0
+
+
+async def _enter(others: contextlib.AsyncExitStack, beside: Sequence[Beside], served: Served) -> None:
+    for each in beside:
+        await others.enter_async_context(each(served))
+
+
+async def _unless(over: asyncio.Future[None], work: Coroutine[Any, Any, None]) -> bool:
+    """Do it, unless the end comes first; whether it was done."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait({task, over}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+        return not over.done()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return False
 
 
 class _OwnWorker:
