@@ -160,13 +160,13 @@ class GPUMesh:
         Args:
             port: 0 picks a free one.
             token: Made up, 256 bits, if not given.
-            host: The address to listen on; "0.0.0.0" for other machines to join.
+            host: The address to listen on; "" for every address of this machine, so that others can join. With them it speaks TLS.
 
         Returns:
             A handle with `url`, `token` and `stop()`.
 
         Raises:
-            OSError: The port is taken.
+            OSError: The port is taken, the address is not this machine's, or there is no place for a certificate.
         """
         from gpumesh.runtime import embedded
 

@@ -290,22 +290,33 @@ def start_coordinator(port: int = DEFAULT_PORT, token: Optional[str] = None, *, 
     Args:
         port: 0 picks a free one.
         token: Generated (256 bits) when not given.
-        host: The address to bind.
+        host: The address to bind, "" for every address of this machine. Other machines speak TLS with it, as with `gpumesh serve`.
 
     Raises:
-        OSError: The port is taken or the address is not ours.
+        OSError: The port is taken, the address is not ours, or there is no place for a certificate.
     """
-    from gpumesh.network.tcp import listen
+    from gpumesh.network.ranking import is_only_local
+    from gpumesh.network.tcp import ANY, listen, near
     from gpumesh.runtime.coordinator import Coordinator
     from gpumesh.runtime.loop import LoopThread
 
     token = token or random_hex(32)
+    identity = None
+    if not is_only_local(host):
+        from gpumesh.network.certificates import load_or_make_identity
+
+        identity = load_or_make_identity()
     listener = listen(host, port)
-    bound = Address(host, listener.getsockname()[1])
+    shown = host
+    if host in ANY:
+        from gpumesh.runtime.serving_addresses import reachable_hosts
+
+        shown = (reachable_hosts(host) or [near(host)])[0]
+    bound = Address(shown, listener.getsockname()[1])
     thread = LoopThread("gpumesh-coordinator")
 
     async def start() -> Coordinator:
-        coordinator = Coordinator(token=token)
+        coordinator = Coordinator(token=token, identity=identity)
         await coordinator.start(listener)
         return coordinator
 

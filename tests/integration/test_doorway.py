@@ -18,12 +18,15 @@ import psutil
 import pytest
 
 from gpumesh.config import PENDING_HANDSHAKES
+from gpumesh.network.certificates import load_or_make_identity
 from gpumesh.network.tls import client_context
 from gpumesh.protocol import frames
 from gpumesh.protocol.connection import Established
 from gpumesh.protocol.messages import Goodbye
 from gpumesh.runtime import doorway, doorway_http, loop
+from gpumesh.runtime.embedded import start_coordinator
 from tests.integration.programs import ROOT
+from tests.support.client import Client
 from tests.support.guarded import Guarded, shake, tls_connect
 from tests.support.peers import connect, read_to_end
 from tests.support.processes import descriptors, resident_bytes, until
@@ -195,6 +198,15 @@ def test_nothing_of_strangers_outlives_the_coordinator(guarded: Guarded, kind: s
     assert descriptors() < idle + len(socks)
     for sock in socks:
         sock.close()
+
+
+def test_a_coordinator_of_a_program_speaks_tls_with_other_machines() -> None:
+    with start_coordinator(0, host="") as handle, Client(handle.url, handle.token) as client:
+        fingerprint = handle._coordinator.door.fingerprint
+        assert client.workers() == []
+    with start_coordinator(0) as here:
+        assert here._coordinator.door.fingerprint == b""
+    assert fingerprint == load_or_make_identity().fingerprint
 
 
 LIMITED = """
