@@ -24,6 +24,7 @@ from gpumesh.cli import (
     quickjoin,
     radar,
     serve,
+    service,
     submit,
     token,
     workers,
@@ -65,6 +66,7 @@ app.command(name="resume")(owner.resume)
 app.command(name="limit")(owner.limit)
 app.add_typer(token.app, name="token")
 app.command(name="doctor")(doctor.doctor)
+app.add_typer(service.app, name="service")
 app.command(name="demo")(demo.demo)
 
 
