@@ -66,5 +66,16 @@ def announcing(name: str, named: Sequence[Address] = ()) -> Beside:
     return announce
 
 
+def known_as(named: Sequence[Address]) -> Beside:
+    """For `run_coordinator(beside=...)`: browsers may call it by these names, too."""
+
+    @contextlib.asynccontextmanager
+    async def know(served: Served) -> AsyncIterator[None]:
+        served.coordinator.names.update(address.host for address in named)
+        yield
+
+    return know
+
+
 def _start() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "gpumesh.network.announcer"], stdin=subprocess.PIPE, env=child_environment())
