@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Iterator, List
 
 import numpy as np
@@ -22,8 +23,11 @@ from gpumesh.protocol.auth import metrics_token, worker_token
 from gpumesh.protocol.connection import NOT_A_CLIENT, Closed
 from gpumesh.runtime.embedded import CoordinatorHandle, add_worker, start_coordinator
 from gpumesh.runtime.relay import LENDS_ONLY
+from tests.integration.programs import started_programs
+from tests.support import tasks
+from tests.support.client import Client
 from tests.support.mesh_peer import MeshPeer
-from tests.support.processes import until
+from tests.support.processes import free_port, until
 
 TOKEN = "the full token of the mesh"
 LENT = worker_token(TOKEN)
@@ -129,6 +133,33 @@ def test_it_is_no_token_for_a_client_and_nothing_runs_here_instead(lent: GPUMesh
         for use in (mesh.workers, lambda: accelerate(mesh)(ones).remote(1).result(20)):
             with pytest.raises(AuthenticationError):
                 use()
+
+
+def test_a_restart_of_the_coordinator_costs_its_tasks_nothing(tmp_path: Path) -> None:
+    """It was there before, and brings back what it had."""
+    port = free_port()
+    words = (
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--no-self-worker",
+        "--no-discovery",
+        "--db",
+        str(tmp_path / "jobs.db"),
+    )
+    with started_programs(tmp_path) as programs:
+        first = programs.gpumesh("serve", *words, GPUMESH_TOKEN=TOKEN)
+        first.wait_for("serving at")
+        worker = programs.gpumesh("join", f"127.0.0.1:{port}", "--slots", "2", "--score", "1", GPUMESH_TOKEN=LENT)
+        worker.wait_for("works for")
+        with Client(f"127.0.0.1:{port}", TOKEN) as client:
+            running = [client.remote(tasks.count_then_sleep, str(tmp_path), f"run{n}", 1.5) for n in range(2)]
+            until(lambda: len(list(tmp_path.glob("run?.*"))) == 2, 20)
+            first.kill()
+            programs.gpumesh("serve", *words, GPUMESH_TOKEN=TOKEN).wait_for("serving at")
+            assert [future.result(30) for future in running] == ["run0", "run1"]
+        assert len(list(tmp_path.glob("run?.*"))) == 2, "each has begun once"
 
 
 # --- what whoever has it can do without tasks
