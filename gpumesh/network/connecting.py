@@ -18,7 +18,7 @@ from gpumesh.config import CONNECT_STAGGER_SECONDS, UNSENT_KERNEL_BYTES
 from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
 from gpumesh.network.address import HTTPS, INSECURE, PORT, Address, is_loopback
 from gpumesh.protocol.auth import NONCE_BYTES
-from gpumesh.protocol.connection import LOOKED, TLS, Connection, PeerFacts, State
+from gpumesh.protocol.connection import BUSY, LATER, LOOKED, Connection, PeerFacts, State
 from gpumesh.version import __version__
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def explain(address: Address, error: Optional[BaseException], timeout: float) ->
     if (
         is_web
         or isinstance(found, VersionMismatchError)
-        or getattr(found, "refusal", TLS) != TLS
+        or getattr(found, "refusal", "") in (LATER, BUSY)
         or "the other side is" in str(found)
     ):
         return at(address, found, "", b"")
