@@ -1,4 +1,4 @@
-"""What of a folder travels: everything but caches, version control, virtual environments, secrets of this package, and what `.gitignore` names.
+"""What of a folder travels: everything but caches, version control, environments, our own secrets, and what `.gitignore` names.
 
 Sizes and times only; nothing is read except the ignore files.
 """
@@ -22,7 +22,9 @@ EXCLUDED_FILES = (".pyc", ".pyo")
 OUR_FOLDER = (
     "gpumesh"  # In the user's folders for settings and state, which lie in a home folder that is somebody's project, ...
 )
-OUR_SECRETS = frozenset({"connection.json", "identity.pem"})  # ... these hold what opens the mesh, and go nowhere.
+OUR_SECRETS = frozenset(
+    {"connection.json", "service-token", "identity.pem"}
+)  # ... these hold what opens the mesh, and go nowhere.
 MAX_FILES = 200_000  # A walk that goes on longer has left the project.
 
 

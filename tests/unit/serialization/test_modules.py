@@ -263,7 +263,13 @@ def test_a_package_in_an_ignored_folder_travels(project: Project) -> None:
 
 
 def test_what_opens_the_mesh_does_not_travel_with_a_home_folder_that_is_a_project(tmp_path: Path) -> None:
-    for name in (".config/gpumesh/connection.json", ".local/state/gpumesh/identity.pem", "gpumesh/model.py", "connection.json"):
+    for name in (
+        ".config/gpumesh/connection.json",
+        ".config/gpumesh/service-token",
+        ".local/state/gpumesh/identity.pem",
+        "gpumesh/model.py",
+        "connection.json",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
 
