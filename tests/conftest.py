@@ -8,6 +8,8 @@ from typing import Iterator
 
 import pytest
 
+from tests.support import through_proxy
+
 
 @pytest.fixture(scope="session", autouse=True)
 def code_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -69,3 +71,9 @@ def log_settings() -> Iterator[None]:
     yield
     logger.setLevel(level)
     logger.handlers[:] = handlers
+
+
+@pytest.fixture(scope="session", autouse=through_proxy.is_wanted())
+def reverse_proxy(tmp_path_factory: pytest.TempPathFactory, state_folder: str) -> Iterator[None]:
+    """With MESH_TEST_PROXY=1: everything through a reverse proxy (`tests.support.through_proxy`)."""
+    yield from through_proxy.through_a_proxy(tmp_path_factory.mktemp("proxy"))
