@@ -46,7 +46,7 @@ def measure(workers: int, down_seconds: float) -> Dict[str, Any]:
     with contextlib.ExitStack() as ends:
         folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="benchmarks-"))
         environment = {**os.environ, _TOKEN: secrets.token_hex(32), "HOME": folder, "PYTHONUNBUFFERED": "1"}
-        environment.update({f"XDG_{kind}_HOME": f"{folder}/{kind}" for kind in ("CONFIG", "DATA", "CACHE")})
+        environment.update({f"XDG_{kind}_HOME": f"{folder}/{kind}" for kind in ("CONFIG", "DATA", "STATE", "CACHE")})
         port = _free_port()
         coordinator = _Coordinator(port, environment)
         ends.callback(coordinator.end)

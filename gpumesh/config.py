@@ -19,7 +19,9 @@ PENDING_HANDSHAKES = 64  # Strangers held at once; one more and the oldest is dr
 HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS = 30.0  # Six missed heartbeats: the peer is dead.
 CONNECT_SECONDS = 5.0
-CONNECT_STAGGER_SECONDS = 0.25  # From one IP of a name to the next: whoever answers, answers sooner, and the first is preferred.
+CONNECT_STAGGER_SECONDS = (
+    0.25  # From one IP of a name to the next: whoever answers, answers sooner, and the first is preferred.
+)
 RECONNECT_SECONDS = 60.0  # How long a client looks for a lost coordinator before its futures fail.
 RECONNECT_FIRST_DELAY_SECONDS = 0.1
 RECONNECT_MAX_DELAY_SECONDS = (
@@ -242,14 +244,19 @@ MIN_TOKEN_CHARACTERS = 16  # Of a token that a person has chosen, before it is c
 TOKEN_GRACE_SECONDS = 3600.0  # After `gpumesh token rotate`, the token of before still lets in who has lost its connection.
 
 # --- strangers at the door
-FAILED_PROOFS = 5  # Wrong tokens of one address before it has to wait: a person mistypes twice, a script of theirs reconnects a few times.
+FAILED_PROOFS = (
+    5  # Wrong tokens of one address before it has to wait: a person mistypes twice, a script of theirs reconnects a few times.
+)
 FAILED_PROOFS_SECONDS = 10.0  # Within this time.
 FAILED_PROOFS_MAX_SECONDS = 60.0  # The longest wait; an honest neighbour behind the same router waits no longer.
 FAILED_PROOFS_LOCAL_SECONDS = 1.0  # The same for this machine itself, whose own worker calls from the same address.
 KNOWN_STRANGERS = 1024  # Addresses remembered for that, and for not saying the same again.
 REFUSALS_LOGGED_SECONDS = 60.0  # The same refusal of the same address is logged once in this time,
 REFUSALS_LOGGED = 5  # and of one address no more than so many in it: what a stranger sends can make each another.
-CROWDED_SECONDS = 0.25  # Who came so lately and has spoken is not sent away for another, who waits in the system's queue instead.
+CROWDED_SECONDS = (
+    0.25  # Who has come, or got through TLS, so lately and has spoken is not sent away for another, who waits outside.
+)
+CROWDED_SILENT_SECONDS = 0.04  # The same for who has said nothing: its first bytes come right behind it, over any line.
 ACCEPT_BATCH = 64  # Connections taken from the system's queue in one round of the loop.
 ACCEPT_PAUSE_SECONDS = 0.2  # Without descriptors for more connections: before the next look whether there are any.
 
@@ -258,7 +265,9 @@ HTTP_HEAD_BYTES = 16 * KIB  # Of a request's first lines; browsers send 2 KiB.
 HTTP_SECONDS = 60.0  # One connection that asks and is no WebSocket: a page, or a few figures, over the slowest link.
 WEBSOCKET_READ_BYTES = 256 * KIB  # Of the mesh's bytes in one message; proxies hold a few of them.
 WEBSOCKET_MESSAGE_BYTES = 1 * MIB  # The largest message taken in: proxies may join what they pass on.
-HTTP_IDLE_SECONDS = 30.0  # Between two requests of one connection: two rounds of a usual scraper, whose connection is kept then.
+HTTP_IDLE_SECONDS = (
+    30.0  # Between two requests of one connection: two rounds of a usual scraper, whose connection is kept then.
+)
 HTTP_LINE_BYTES = 4 * KIB  # A request's first line, and each of its headers.
 HTTP_FIGURES_SECONDS = 0.5  # Figures are not taken more often, however many ask.
 

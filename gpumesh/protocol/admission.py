@@ -5,7 +5,8 @@ Promises:
 1. Never more than `limit` strangers at once, and a bounded number of addresses remembered, whatever comes.
 2. When the place is full, one goes for each that comes: of the address that has most strangers the oldest that has said nothing; if all of
    those have spoken, anybody who has said nothing for CROWDED_SECONDS; else the oldest of that address. Many connections from one place
-   keep nobody else out. Who has spoken has CROWDED_SECONDS, for which others wait outside, so that a whole mesh can come back at once.
+   keep nobody else out. Each has CROWDED_SILENT_SECONDS, and if it has spoken CROWDED_SECONDS, for which others wait outside, so that a
+   whole mesh can come back at once.
 3. An address from which more than FAILED_PROOFS wrong tokens came within FAILED_PROOFS_SECONDS is refused at the door, each time twice as
    long as before, at most FAILED_PROOFS_MAX_SECONDS; from this machine itself at most FAILED_PROOFS_LOCAL_SECONDS: its own worker calls
    from the same address.
@@ -20,6 +21,7 @@ from typing import Dict, Hashable, List, Optional, Tuple
 
 from gpumesh.config import (
     CROWDED_SECONDS,
+    CROWDED_SILENT_SECONDS,
     FAILED_PROOFS,
     FAILED_PROOFS_LOCAL_SECONDS,
     FAILED_PROOFS_MAX_SECONDS,
@@ -84,7 +86,7 @@ class Admission:
         if len(self._strangers) < self.limit:
             return 0.0
         stranger = self._strangers[self._choose(now)]
-        return max(0.0, stranger.since + CROWDED_SECONDS - now) if stranger.has_spoken else 0.0
+        return max(0.0, stranger.since + (CROWDED_SECONDS if stranger.has_spoken else CROWDED_SILENT_SECONDS) - now)
 
     def arrive(self, key: Hashable, address: str, now: float) -> List[Hashable]:
         """A stranger comes in; those that have to go for it have left."""
@@ -115,6 +117,12 @@ class Admission:
         stranger = self._strangers.get(key)
         if stranger is not None:
             stranger.has_spoken = True
+
+    def advances(self, key: Hashable, now: float) -> None:
+        """A stranger has got through TLS: it has its moment from now on."""
+        stranger = self._strangers.get(key)
+        if stranger is not None:
+            stranger.since = now
 
     def leave(self, key: Hashable) -> bool:
         """It is no stranger any more; whether it was one."""

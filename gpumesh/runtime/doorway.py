@@ -295,6 +295,10 @@ class Doorway:
         arrival.has_begun = True
         await self._loop.connect_accepted_socket(lambda: protocol, arrival.sock, **options)
 
+    def now(self) -> float:
+        """The loop's time, in seconds."""
+        return self._loop.time()
+
     def dismiss(self, arrival: Arrival) -> None:
         """There is nothing for it here; its transport is closed."""
         self._leave(arrival)
@@ -371,6 +375,7 @@ class _Inside(asyncio.Protocol):
         if arrival not in door.admission:  # It was dropped in this very turn.
             transport.abort()
             return
+        door.admission.advances(arrival, door.now())
         if transport.get_extra_info("ssl_object").selected_alpn_protocol() == "gpumesh/1":
             protocol = door.link_for(arrival, is_encrypted=True)
         elif door.has_web and not arrival.is_piped:

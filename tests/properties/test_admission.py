@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpumesh.config import (
     CROWDED_SECONDS,
+    CROWDED_SILENT_SECONDS,
     FAILED_PROOFS_LOCAL_SECONDS,
     FAILED_PROOFS_MAX_SECONDS,
     KNOWN_STRANGERS,
@@ -47,7 +48,9 @@ def test_there_is_always_a_place_for_one_more_and_never_more_than_there_are(step
                 silent_crowd = [old for old, each in crowd.items() if not each[2]]
                 silent = [old for old, each in there.items() if not each[2] and now - each[1] >= CROWDED_SECONDS]
                 assert key == [*silent_crowd, *silent, *crowd][0]
-                assert (crowded > 0) == (there[key][2] and now - there[key][1] < CROWDED_SECONDS)
+                has_spoken = there[key][2]
+                due = there[key][1] + (CROWDED_SECONDS if has_spoken else CROWDED_SILENT_SECONDS)
+                assert crowded == max(0.0, due - now)
                 del there[key]
             there[number] = (str(what), now, False)
         elif kind == "wait":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumesh.config import CROWDED_SECONDS, FAILED_PROOFS, REFUSALS_LOGGED_SECONDS
+from gpumesh.config import CROWDED_SECONDS, CROWDED_SILENT_SECONDS, FAILED_PROOFS, REFUSALS_LOGGED_SECONDS
 from gpumesh.protocol.admission import Admission, network_of
 
 
@@ -28,9 +28,20 @@ def test_who_is_in_the_midst_of_a_handshake_is_left_alone_for_a_moment() -> None
 
     assert admission.crowded_for(10.0) == pytest.approx(CROWDED_SECONDS)
     assert admission.crowded_for(10.0 + CROWDED_SECONDS) == 0
-    assert admission.arrive("three", "a", 11.0) == ["one"]
+    admission.advances("one", 11.0)
+    assert admission.crowded_for(11.0) > 0
+    assert admission.arrive("three", "a", 12.0) == ["one"]
     admission.leave("two")
-    assert admission.crowded_for(11.0) == 0
+    assert admission.crowded_for(12.0) == 0
+
+
+def test_who_has_just_come_may_not_have_got_its_first_bytes_through() -> None:
+    admission = Admission(limit=2)
+    admission.arrive("one", "a", 10.0)
+    admission.arrive("two", "a", 10.0)
+
+    assert 0 < admission.crowded_for(10.0) == pytest.approx(CROWDED_SILENT_SECONDS)
+    assert admission.crowded_for(10.0 + CROWDED_SILENT_SECONDS) == 0
 
 
 def test_somebody_silent_goes_before_those_who_are_in_the_midst_of_it() -> None:
@@ -40,7 +51,7 @@ def test_somebody_silent_goes_before_those_who_are_in_the_midst_of_it() -> None:
     admission.speaks("one")
     admission.speaks("two")
 
-    assert admission.crowded_for(0.0) > 0  # The silent one may just not have got its first bytes through.
+    assert admission.crowded_for(0.0) > 0
     assert admission.crowded_for(CROWDED_SECONDS) == 0
     assert admission.arrive("three", "a", CROWDED_SECONDS) == ["silent"]
 
