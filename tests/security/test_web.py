@@ -17,7 +17,19 @@ from tests.support.mesh_peer import MeshPeer
 from tests.support.peers import connect, read_to_end
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND")
-PATHS = ("/", "/healthz", "/metrics", "/mesh", "/jobs", "/metrics/", "/../metrics", "/%6detrics", "//metrics", "/Metrics", "/.git/config")
+PATHS = (
+    "/",
+    "/healthz",
+    "/metrics",
+    "/mesh",
+    "/jobs",
+    "/metrics/",
+    "/../metrics",
+    "/%6detrics",
+    "//metrics",
+    "/Metrics",
+    "/.git/config",
+)
 HOSTS = {"own": True, "localhost": True, "evil.example": False, "127.0.0.1.evil.example": False, "": False}
 ORIGINS: Tuple[Optional[str], ...] = (None, "own", "null", "http://evil.example", "https://127.0.0.1")
 BOX = "a-machine-nobody-knows"
@@ -166,7 +178,9 @@ def test_without_a_token_nothing_is_told_whatever_is_asked(guarded: Guarded, ask
 
 def test_a_token_helps_only_the_right_one_to_the_right_place(guarded: Guarded, asker: Asker) -> None:
     wrong: List[str] = []
-    for each in itertools.product(("GET", "HEAD", "POST"), ("/", "/healthz", "/metrics", "/jobs"), HOSTS, (None, "own", "null"), TOKENS):
+    for each in itertools.product(
+        ("GET", "HEAD", "POST"), ("/", "/healthz", "/metrics", "/jobs"), HOSTS, (None, "own", "null"), TOKENS
+    ):
         if TOKENS[each[4]][1] == "" and each[4] != "none":
             guarded.forgive()
         found = check(guarded, asker, each)
@@ -223,6 +237,8 @@ def test_wrong_tokens_over_http_shut_the_door(guarded: Guarded, asker: Asker) ->
         statuses.append(asker.ask(head_of(guarded, asker, "GET", "/metrics", "own", None, "wrong"))[0])
     assert statuses[0] == 401
     assert 429 in statuses
-    assert asker.ask(head_of(guarded, asker, "GET", "/metrics", "own", None, "full"))[0] == 429, "the right one has to wait, too"
+    assert asker.ask(head_of(guarded, asker, "GET", "/metrics", "own", None, "full"))[0] == 429, (
+        "the right one has to wait, too"
+    )
     guarded.forgive()
     assert asker.ask(head_of(guarded, asker, "GET", "/metrics", "own", None, "full"))[0] == 200
