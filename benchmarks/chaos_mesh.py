@@ -355,6 +355,7 @@ class Mesh:
             "XDG_CACHE_HOME": str(home / "cache"),
             "XDG_CONFIG_HOME": str(home / "config"),
             "XDG_DATA_HOME": str(home / "data"),
+            "XDG_STATE_HOME": str(home / "state"),
             "TMPDIR": str(self.temporary),
             "PYTHONUNBUFFERED": "1",
             MARK: self.mark,

@@ -28,7 +28,8 @@ class Commands:
     def __enter__(self) -> Commands:
         with self._ends as ends:
             folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="benchmarks-"))  # For the connection that they save.
-            self._environment = {**os.environ, _TOKEN: self._token, "XDG_CONFIG_HOME": folder, "PYTHONUNBUFFERED": "1"}
+            folders = {"XDG_CONFIG_HOME": folder, "XDG_STATE_HOME": folder}
+            self._environment = {**os.environ, _TOKEN: self._token, **folders, "PYTHONUNBUFFERED": "1"}
             options = ["--port", "0", "--no-self-worker", "--db", os.path.join(folder, "jobs.db")]
             said = ends.enter_context(_command(["serve", "--host", "127.0.0.1", *options], self._environment))
             self._url = said.split("serving at ")[1].split(",")[0]

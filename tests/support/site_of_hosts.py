@@ -127,6 +127,7 @@ class Site:
             "XDG_CONFIG_HOME": f"{home}/config",
             "XDG_CACHE_HOME": f"{home}/cache",
             "XDG_DATA_HOME": f"{home}/data",
+            "XDG_STATE_HOME": f"{home}/state",
             "GPUMESH_TOKEN": TOKEN,
             "GPUMESH_URL": self.url,
             "GPUMESH_PROBE": "0",
