@@ -58,6 +58,8 @@ def _print_table(found: List[Dict[str, Any]], address: str) -> None:
             _add_row(table, worker, state)
             continue
         state = worker.get("problem") or "alive"
+        if worker.get("trust") == "worker":
+            state += ", worker token"
         for packages in worker.get("installing") or ():
             state += f", installing {' '.join(packages)}"
         for device in worker.get("devices") or ():
