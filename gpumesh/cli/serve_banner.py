@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import List, Sequence
 
-from gpumesh.network.address import INSECURE, PORT, Address, is_loopback
+from gpumesh.network.address import INSECURE, PORT, Address
+from gpumesh.network.ranking import is_only_local
 from gpumesh.network.tcp import ANY
 
 
@@ -26,10 +27,9 @@ class Banner:
         way = PORT if fingerprint else INSECURE
         self.fingerprint = fingerprint
         self.is_everywhere = host in ANY
-        self.is_near = is_loopback(here.host) and not self.is_everywhere
         found = join_addresses(host, here.port, way, named)
         self.is_alone = not found  # Of all networks.
-        self.is_near = self.is_near and not named
+        self.is_near = is_only_local(host) and not named
         self.addresses = found or [here]
         self.is_hidden = self.is_everywhere and not named and in_container()
 
@@ -56,13 +56,13 @@ class Banner:
                 )
         elif not self.is_near:
             said.append("NOTHING IS ENCRYPTED (--insecure): others on the network can read and change what is said here.")
-        join = f"gpumesh join {best.url}"
+        join = f"To join with {'this' if self.is_near or self.is_alone else 'another'} machine: gpumesh join {best.url}"
         if token:
-            said.append(f"To join with another machine: {join} --token {token}")
+            said.append(f"{join} --token {token}")
         elif is_generated:
-            said.append(f"To join with another machine: {join}   (`gpumesh token` on this one shows the token)")
+            said.append(f"{join}   (`gpumesh token` {'' if self.is_near else 'on this one '}shows the token)")
         else:
-            said.append(f"To join with another machine: {join}   (with the same token)")
+            said.append(f"{join}   (with the same token)")
         if self.is_alone:
             said.append(
                 "This machine is on no network now; once it is, join with its address there, or with --advertise ADDRESS here."

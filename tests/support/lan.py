@@ -19,7 +19,7 @@ from tests.support.hosts import REPOSITORY, Host, Hosts
 
 TOKEN = "a token for machines in one flat"
 _END = "eth0"
-_NAMED = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
+_NAMED = 'echo "$1" > /proc/sys/kernel/hostname; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
 
 
 class Lan:
@@ -79,6 +79,10 @@ class Lan:
         """What this host sends to single machines of that network is lost; what it sends to all of them arrives."""
         _ip(host.name, f"rule add to {prefix}.0/24 priority 10 blackhole")
 
+    def unplug(self, host: Host) -> None:
+        """This host has no network any more, not even an interface."""
+        _ip(host.name, f"link del {_END}")
+
     # --- programs
 
     def environment(self, host: Host, **more: str) -> Dict[str, str]:
@@ -107,7 +111,7 @@ class Lan:
         """A mesh without workers, once its port is open."""
         program = self.command(host, "serve", "--no-self-worker", *words, before=before, GPUMESH_TOKEN=TOKEN)
         program.wait_for("serving at")
-        program.wait_for("To join with another machine")
+        program.wait_for("To join with")
         return program
 
     def named(self, hostname: str) -> Sequence[str]:
