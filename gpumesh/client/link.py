@@ -317,11 +317,10 @@ def _secure(
     sock: socket.socket, protocols: Sequence[str], address: Address, deadline: float, timeout: float
 ) -> Tuple[Any, bytes]:
     from gpumesh.client.tls_socket import TlsSocket
-    from gpumesh.network.tls import binding_of
 
     try:
-        tls = connecting.secure(sock, protocols, deadline - time.monotonic())
-        return TlsSocket(tls), binding_of(tls)
+        tls, binding = connecting.secure(sock, protocols, deadline - time.monotonic())
+        return TlsSocket(tls), binding
     except OSError as error:  # ssl.SSLError is one.
         is_late = isinstance(error, socket.timeout)  # The same as TimeoutError only since Python 3.10.
         raise connecting.explain(address, None if is_late else error, timeout) from None

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from gpumesh.config import CONNECT_STAGGER_SECONDS, UNSENT_KERNEL_BYTES
 from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
@@ -171,22 +171,27 @@ def has_proxy() -> bool:
     return any(os.environ.get(name, "").strip() for name in _PROXIES)
 
 
-def secure(sock: socket.socket, protocols: Sequence[str], timeout: float) -> ssl.SSLSocket:
+def secure(sock: socket.socket, protocols: Sequence[str], timeout: float) -> Tuple[ssl.SSLSocket, bytes]:
     """TLS on a connected socket, which is the new one's from now on; non-blocking afterwards.
+
+    Returns:
+        The new one, and the hash that proofs are bound to.
 
     Raises:
         OSError: No TLS came about (ssl.SSLError is one); `explain` knows why. The socket is closed.
     """
-    from gpumesh.network.tls import client_context
+    from gpumesh.network.tls import binding_of, client_context
 
+    tls: Any = sock
     try:
         sock.settimeout(max(0.001, timeout))
-        tls = client_context(protocols).wrap_socket(sock)
+        tls = client_context(protocols).wrap_socket(sock, do_handshake_on_connect=False)
+        tls.do_handshake()
+        tls.setblocking(False)
+        return tls, binding_of(tls)
     except BaseException:
-        sock.close()
+        tls.close()
         raise
-    tls.setblocking(False)
-    return tls
 
 
 def foreign(address: Address) -> ProtocolError:
