@@ -17,6 +17,7 @@ from gpumesh.cli.console import (
     check_token,
     hide_token,
     log_to_stderr,
+    resolve_mesh,
     set_gpu_score,
     set_object_limits,
 )
@@ -38,6 +39,9 @@ def join(
     tag: Optional[List[str]] = typer.Option(
         None, "--tag", metavar="NAME=VALUE", help="Something for tasks to ask for; may be repeated."
     ),
+    discovery: bool = typer.Option(
+        True, "--discovery/--no-discovery", help="Without an address, look for a mesh on this machine's networks."
+    ),
     object_memory: Optional[str] = OBJECT_MEMORY,
     spill_dir: Optional[str] = SPILL_DIR,
     only_when_idle: Optional[float] = ONLY_WHEN_IDLE,
@@ -45,6 +49,8 @@ def join(
     exclusive: Optional[str] = EXCLUSIVE,
 ) -> None:
     """Lend this machine to a mesh until Ctrl-C.
+
+    Without an address: the saved one if a mesh answers there, else a mesh that is found on this machine's networks and knows the secret.
 
     The secret comes from --token, --token-file, GPUMESH_TOKEN or what was saved for this address; without any, you are asked. The one that
     `gpumesh token worker` shows is enough: it lends this machine and can do nothing else.
@@ -66,7 +72,7 @@ def join(
         check_score(score)
     set_gpu_score(gpu_score)
     set_object_limits(object_memory, spill_dir)
-    address, secret = mesh_to_join(url, token, token_file)
+    address, secret = mesh_to_join(url, token, token_file) if discovery else resolve_mesh(url, token, token_file, ask=True)
     hide_token()
     log_to_stderr(usual_level=logging.INFO)
     set_times(hours, only_when_idle, exclusive)

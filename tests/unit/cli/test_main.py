@@ -117,7 +117,7 @@ def test_what_is_not_understood_is_a_usage_error(words: Tuple[str, ...], run: Ca
         (("serve", "--score", "nan", "--token", "t"), "a score must be a positive finite number"),
         (("join", "host:8000", "--score", "inf", "--token", "t"), "a score must be a positive finite number"),
         (("serve", "--token-file", "/nonexistent/token"), "/nonexistent/token"),
-        (("join",), "no mesh is known on this machine"),
+        (("join", "--no-discovery"), "no mesh is known on this machine"),
         (("join", "host:99999", "--token", "t"), "99999"),
         (("join", "host:8000"), "no token for the mesh at host:8000"),
         (("workers",), "no mesh is known on this machine"),
@@ -140,7 +140,7 @@ def test_what_goes_wrong_is_one_line(
 
 def test_verbose_shows_where_it_went_wrong() -> None:
     with pytest.raises(MeshUnavailableError):
-        main(["-v", "join"])
+        main(["-v", "join", "--no-discovery"])
 
 
 def test_verbose_reaches_processes_started_from_here(run: Callable[..., Answer], served: List[Any]) -> None:
