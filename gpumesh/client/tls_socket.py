@@ -11,6 +11,8 @@ Promises:
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import ssl
 import threading
@@ -61,6 +63,8 @@ class TlsSocket:
                     if filled:
                         break  # The next call says it again.
                     raise
+                except ValueError:
+                    raise _closed() from None
                 filled += count
                 if count < RECORD_BYTES:
                     break  # The last one for now, most likely; or the end.
@@ -84,6 +88,8 @@ class TlsSocket:
                 count = self._tls.write(data)
             except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
                 return 0
+            except ValueError:
+                raise _closed() from None
             self._unsent = None
             return count
 
@@ -94,6 +100,11 @@ class TlsSocket:
     def close(self) -> None:
         """Give the file descriptor back."""
         self._tls.close()
+
+
+def _closed() -> OSError:
+    """What a plain socket says that another thread has closed."""
+    return OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
 def _first_of(parts: Sequence[Any]) -> Any:

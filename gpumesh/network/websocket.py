@@ -58,6 +58,18 @@ async def open_pipe(address: Address, *, timeout: float, on_end: Optional[Callab
     return mine
 
 
+async def finish() -> None:
+    """Before the running loop ends: wait until all pipes, which were closed before, have told what was sent, and end those that cannot."""
+    loop = asyncio.get_running_loop()
+    mine = [task for task in list(_running) if task.get_loop() is loop]
+    if mine:
+        _, late = await asyncio.wait(mine, timeout=2 * GOODBYE_SECONDS)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+
+
 async def carry(ws: Any, sock: socket.socket, *, abort: Callable[[], object]) -> None:
     """Move bytes between a WebSocket and a socket until one of them ends; both are closed then.
 

@@ -121,7 +121,8 @@ class Doorway:
             if arrival.link is None:
                 self._drop(arrival)
         for asking in list(self._asking):
-            asking.abort()
+            if asking.arrival in self._arrivals:  # Else it is a WebSocket, and ends with what it carries.
+                asking.abort()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import socket
+import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union
 
 from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
@@ -137,6 +138,9 @@ class WorkerAgent(PoolOwner):
                 self._objects.close()
             if self._link is not None:
                 await self._pool.turn.all_gone([self._link])  # What was said last, the goodbye included, is on its way by then.
+            pipes = sys.modules.get("gpumesh.network.websocket")
+            if pipes is not None:
+                await pipes.finish()
 
     def _note_versions(self) -> None:
         """While the runners start: it costs a millisecond."""
