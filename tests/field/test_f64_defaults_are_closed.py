@@ -22,7 +22,7 @@ from tests.integration.programs import Program, started_programs
 from tests.support import tasks
 from tests.support.client import Client
 from tests.support.guarded import shake
-from tests.support.peers import encoded, read_to_end
+from tests.support.peers import encoded, own_address, read_to_end
 from tests.support.processes import free_port
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND")
@@ -48,15 +48,6 @@ class Served(NamedTuple):
     port: int
     token: str
     secrets: Set[str]  # What no stranger may learn.
-
-
-def own_address() -> str:
-    """An address of this machine that is not loopback."""
-    for addresses in psutil.net_if_addrs().values():
-        for each in addresses:
-            if each.family == socket.AF_INET and not each.address.startswith("127."):
-                return str(each.address)
-    pytest.skip("this machine has no address but loopback")
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from gpumesh.protocol.auth import metrics_token, worker_token
 from tests.integration.programs import Program, Programs, started_programs
 from tests.support import tasks
 from tests.support.client import Client
+from tests.support.peers import own_address
 from tests.support.processes import free_port
 
 
@@ -41,7 +42,7 @@ def serve(programs: Programs, port: int, tmp_path: Path, *words: str) -> Program
 def refused(url: str, token: str) -> bool:
     with Client(url, token, connect_timeout=2) as client:
         try:
-            client.remote(tasks.noop).result(20)
+            client.workers()
         except AuthenticationError:
             return True
     return False
@@ -60,7 +61,7 @@ def test_work_goes_on_the_old_token_ends_and_a_restart_knows_the_new_one(program
     lender.wait_for("works for")
 
     with Client(url, first) as client:
-        running = [client.remote(tasks.sleep, 2.0, str(tmp_path / f"mark{n}")) for n in range(2)]
+        running = [client.remote(tasks.sleep, 3.0, str(tmp_path / f"mark{n}")) for n in range(2)]
         second, rotated = said(programs, "token", "rotate")
         assert not refused(url, first)
         assert not refused(url, second)
@@ -110,3 +111,23 @@ def test_a_lesser_token_changes_nothing(programs: Programs, tmp_path: Path, make
 
     assert order.wait() == 1
     assert "cannot change the mesh's token" in order.output
+
+
+@pytest.mark.parametrize("way", ["tls", "insecure"])
+def test_the_new_token_is_told_only_where_nobody_else_can_read_it(programs: Programs, tmp_path: Path, way: str) -> None:
+    """From an address of this machine that is not loopback, as another machine would come."""
+    host, port, token = own_address(), free_port(), "chosen by somebody, and long"
+    words = ["--insecure", "--yes"] if way == "insecure" else []
+    server = programs.gpumesh("serve", "--port", str(port), "--no-self-worker", "--no-discovery", *words, GPUMESH_TOKEN=token)
+    server.wait_for("serving at")
+    url = f"insecure://{host}:{port}" if way == "insecure" else f"{host}:{port}"
+
+    order = programs.gpumesh("token", "rotate", "--url", url, GPUMESH_TOKEN=token, XDG_CONFIG_HOME=str(tmp_path / "other"))
+
+    if way == "tls":
+        assert order.wait() == 0, order.output
+        assert "the token was rotated" in server.wait_for("the token was rotated").string
+    else:
+        assert order.wait() == 1
+        assert "is not encrypted" in order.output
+        assert not refused(f"127.0.0.1:{port}", token)

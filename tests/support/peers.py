@@ -10,6 +10,9 @@ import threading
 import time
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
+import psutil
+import pytest
+
 from gpumesh.protocol import codec, frames
 from gpumesh.protocol.connection import Connection, Established, PeerFacts
 
@@ -30,6 +33,15 @@ def encoded(message: Any) -> bytes:
 def connect(port: int, timeout: float = 10.0) -> socket.socket:
     """A raw connection to loopback."""
     return socket.create_connection(("127.0.0.1", port), timeout)
+
+
+def own_address() -> str:
+    """An IPv4 address of this machine that is not loopback; skips the test where there is none."""
+    for addresses in psutil.net_if_addrs().values():
+        for each in addresses:
+            if each.family == socket.AF_INET and not each.address.startswith("127."):
+                return str(each.address)
+    pytest.skip("this machine has no address but loopback")
 
 
 def read_to_end(sock: socket.socket, timeout: float = 10.0) -> bytes:
