@@ -376,6 +376,16 @@ ROWS: Tuple[Row, ...] = (
     Row("store_spill", "the same: shared memory", "shared_mb", "MB", smaller_is_better=True),
     Row("store_spill", "the same: 100 puts", "put_s", "s", smaller_is_better=True),
     Row("store_spill", "the same: 100 values read", "read_s", "s", smaller_is_better=True),
+    Row(
+        "quickjoin",
+        "quickjoin to first result, no address given",
+        "first_result_s",
+        "s",
+        smaller_is_better=True,
+        bars=(Bar(5),),
+    ),
+    Row("quickjoin", "the same: mesh found", "found_s", "s", smaller_is_better=True),
+    Row("quickjoin", "the same: joined", "joined_s", "s", smaller_is_better=True),
     *(
         Row(
             "cross_host",

@@ -1,6 +1,6 @@
 """What is measured: the workloads of small tasks, which take an opened system and return its figures, and the list of all workloads.
 
-Those of values are in objects.py, those of actors and of tasks within tasks in actors.py, those of the wire in transfers.py, those of jobs in jobs.py, those of deaths in deaths.py, those of unlike machines in unlike.py, `start` is in running.py.
+Those of values are in objects.py, those of actors and of tasks within tasks in actors.py, those of the wire in transfers.py, that of joining in quickjoin.py, those of jobs in jobs.py, those of deaths in deaths.py, those of unlike machines in unlike.py, `start` is in running.py.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from benchmarks.objects import (
     return_100mb,
     store_spill,
 )
+from benchmarks.quickjoin import quickjoin
 from benchmarks.systems import OF_TASKS, SLOTS, System
 from benchmarks.transfers import cross_host, latency_under_transfer
 from benchmarks.unlike import unlike, unlike_burning
@@ -254,6 +255,7 @@ WORKLOADS: Dict[str, Workload] = {
         latency_under_transfer, Size({"*": 2000}, {"*": 200}), 90.0, systems=("gpumesh",), needs_system=False
     ),
     "deaths": Workload(deaths, Size({"*": 40}, {"*": 12}), 180.0, systems=STORES, needs_system=False),
+    "quickjoin": Workload(quickjoin, Size({"*": 3}, {"*": 1}), 240.0, systems=("gpumesh",), needs_system=False),
     "jobs": Workload(jobs, Size({"*": 50_000}, {"*": 2000}), 120.0, systems=("gpumesh",), needs_system=False),
     "unlike": Workload(unlike, Size({"*": 1000}, {"*": 100}), 240.0, {"ray": 1}, systems=STORES, needs_system=False),
     "unlike_burning": Workload(

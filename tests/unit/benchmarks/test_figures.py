@@ -154,6 +154,7 @@ def test_the_bars_are_those_of_the_plan() -> None:
         ("actor_array", "calls_per_s"): ([(1, "ray")], []),
         ("actor_array", "at_once_per_s"): ([(1, "ray")], []),
         ("nested", "total_over_ideal"): ([(1.15, None)], [(1.05, None)]),
+        ("quickjoin", "first_result_s"): ([(5, None)], []),
         ("cross_host", "put_over_plain"): ([(0.6, None)], [(0.9, None)]),
         ("cross_host", "get_over_plain"): ([(0.6, None)], [(0.9, None)]),
         ("cross_host", "argument_over_plain"): ([(0.6, None)], [(0.9, None)]),
