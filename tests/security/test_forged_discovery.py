@@ -36,8 +36,8 @@ HONEST: Dict[Any, Any] = {
     b"p": b"1",
 }
 NASTY = (
-    b"\x1b[2J\x1b]0;owned\x07", b"\x00" * 100, b"a" * 10_000, b"\xff\xfe\xfd", "‮gpj.exe\u200b".encode(), b"\n\rjoin me\n", b"",
-    b"../../etc/passwd", b"$(reboot)", b"`id`", b"%s%s%n", b"<script>", "１２".encode(), b"-1", b"99999999999999999999", b" ",
+    b"\x1b[2J\x1b]0;owned\x07", b"\x00" * 100, b"a" * 10_000, b"\xff\xfe\xfd", "\u202egpj.exe\u200b".encode(), b"\n\rjoin me\n", b"",
+    b"../../etc/passwd", b"$(reboot)", b"`id`", b"%s%s%n", b"<script>", "\uff11\uff12".encode(), b"-1", b"99999999999999999999", b" ",
 )  # fmt: skip
 HOSTS = [
     "192.168.1.5",
@@ -78,7 +78,7 @@ def test_what_is_announced_is_cleaned_and_bounded(field: Any) -> None:
 def test_random_announcements_are_refused_or_clean() -> None:
     chance = random.Random(1)
     fields = [*HONEST, b"at"]
-    for _ in range(20_000):
+    for _ in range(5000):
         texts = {field: chance.choice((*NASTY, HONEST.get(field, b""))) for field in chance.sample(fields, chance.randrange(8))}
         texts[chance.choice(fields)] = chance.randbytes(chance.randrange(40))
         found = from_txt(texts, chance.sample(HOSTS, 4), chance.choice((0, -1, 80, 8000, 65536, 2**40)))
@@ -91,7 +91,7 @@ def test_a_flood_of_announcements_fills_no_table() -> None:
     honest = from_txt(HONEST, ["192.168.1.5"], 8000)
     assert honest is not None
     sightings.seen("honest", honest)
-    for number in range(20_000):
+    for number in range(1500):
         forged = from_txt({**HONEST, b"id": f"{number:016x}".encode()}, [f"10.0.{number % 256}.7"], 8000)
         assert forged is not None
         sightings.seen(f"forged {number}", forged)

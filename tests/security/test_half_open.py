@@ -12,13 +12,15 @@ from typing import Iterator, List
 import pytest
 
 from gpumesh import config
-from gpumesh.protocol import frames
+from gpumesh.protocol import connection, frames
 from gpumesh.protocol.messages import Answer, Hello, Query
+from gpumesh.runtime import doorway, doorway_http
 from tests.support.guarded import TOKEN, Guarded, tls_connect
 from tests.support.mesh_peer import MeshPeer
 from tests.support.peers import connect, encoded
 from tests.support.processes import descriptors, until
 
+CROWD = 160
 HELLO = encoded(Hello("client", bytes(32), "0", "3.11", "test"))
 HALVES = {
     "nothing": b"",
@@ -65,11 +67,11 @@ def crowd(port: int, first: bytes, count: int) -> List[socket.socket]:
 @pytest.mark.parametrize("half", HALVES)
 def test_who_really_comes_is_served_beside_hundreds_who_say_nothing(site: Guarded, half: str) -> None:
     held = descriptors()
-    socks = crowd(site.port, HALVES[half], 300)
+    socks = crowd(site.port, HALVES[half], CROWD)
     try:
         # Who has spoken is given a moment, for which others wait outside: 64 at a time.
         assert serve_one(site, 2) < (
-            1.0 if half == "nothing" else 1.0 + 300 / config.PENDING_HANDSHAKES * config.CROWDED_SECONDS
+            1.0 if half == "nothing" else 1.0 + CROWD / config.PENDING_HANDSHAKES * config.CROWDED_SECONDS
         )
         assert site.strangers() <= config.PENDING_HANDSHAKES
         theirs = descriptors() - held - len(socks)
@@ -96,8 +98,12 @@ def test_a_tls_peer_that_says_nothing_inside_is_one_of_them(site: Guarded) -> No
     until(lambda: site.strangers() == 0)
 
 
-def test_they_are_gone_when_their_time_is_over_however_they_trickle(tmp_path: Path) -> None:
-    """All kinds at once; those that can send a byte now and then, which never completes anything."""
+def test_they_are_gone_when_their_time_is_over_however_they_trickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All kinds at once, and all of them send a byte now and then, which never completes anything."""
+    seconds = 1.0
+    for module in (connection, doorway, doorway_http):
+        assert module.HANDSHAKE_SECONDS == config.HANDSHAKE_SECONDS
+        monkeypatch.setattr(module, "HANDSHAKE_SECONDS", seconds)
     with Guarded(tmp_path) as site:
         serve_one(site, 1)
         started = time.monotonic()
@@ -105,7 +111,7 @@ def test_they_are_gone_when_their_time_is_over_however_they_trickle(tmp_path: Pa
         socks += [tls_connect(site.port, "http/1.1")]
         try:
             alive = list(socks)
-            while alive and time.monotonic() - started < 3 * config.HANDSHAKE_SECONDS:
+            while alive and time.monotonic() - started < 5 * seconds:
                 for sock in list(alive):
                     sock.settimeout(0.01)
                     try:
@@ -117,7 +123,7 @@ def test_they_are_gone_when_their_time_is_over_however_they_trickle(tmp_path: Pa
                     except OSError:
                         alive.remove(sock)
             assert alive == []
-            assert time.monotonic() - started < 2 * config.HANDSHAKE_SECONDS
+            assert time.monotonic() - started < 3 * seconds
             until(lambda: site.strangers() == 0)
         finally:
             for sock in socks:
@@ -126,7 +132,7 @@ def test_they_are_gone_when_their_time_is_over_however_they_trickle(tmp_path: Pa
 
 def test_memory_is_flat(site: Guarded) -> None:
     def once(first: bytes) -> None:
-        for sock in crowd(site.port, first, 100):
+        for sock in crowd(site.port, first, 40):
             sock.close()
         until(lambda: site.strangers() == 0)
 
@@ -138,5 +144,5 @@ def test_memory_is_flat(site: Guarded) -> None:
         for first in HALVES.values():
             once(first)
     gc.collect()
-    assert len(gc.get_objects()) - before < 2000, "2,700 strangers have left something"
+    assert len(gc.get_objects()) - before < 2000, "a thousand strangers have left something"
     assert site.log.about("Traceback") == []

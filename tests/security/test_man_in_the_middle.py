@@ -5,6 +5,7 @@ The same with the coordinator's certificate cannot be: showing it takes its priv
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
@@ -15,11 +16,13 @@ from typing import Any, Iterator, List
 
 import pytest
 
-from gpumesh.errors import AuthenticationError
+from gpumesh.errors import AuthenticationError, MeshError
+from gpumesh.network.address import HTTPS, Address
 from gpumesh.network.certificates import Identity, load_or_make_identity
 from gpumesh.network.tls import client_context, server_context
+from gpumesh.protocol import frames
 from gpumesh.protocol.connection import Closed, Established
-from gpumesh.protocol.messages import Hello
+from gpumesh.protocol.messages import Challenge, Hello, Welcome
 from tests.support.guarded import TOKEN, Guarded, shake, tls_connect
 from tests.support.peers import Server, connect, encoded
 
@@ -90,10 +93,69 @@ def test_with_another_certificate_he_is_refused_on_both_sides(guarded: Guarded, 
     assert TOKEN.encode() not in seen
 
 
+def test_a_real_client_is_told(guarded: Guarded, between: Between) -> None:
+    from gpumesh.client.link import dial, local_facts
+
+    with pytest.raises(AuthenticationError, match="token was refused|somebody"):
+        dial(Address("127.0.0.1", between.port, HTTPS), token=TOKEN, timeout=5.0, facts=local_facts())
+    assert guarded.peers() == (0, 0)
+
+
+def test_a_real_worker_is_told_and_does_not_come_back(guarded: Guarded, between: Between) -> None:
+    from gpumesh.devices.detect import local_facts
+    from gpumesh.runtime.worker import WorkerAgent
+
+    async def run() -> None:
+        ours, theirs = socket.socketpair()  # Nobody starts runners: it is not about them.
+        with theirs:
+            address = Address("127.0.0.1", between.port, HTTPS)
+            agent = WorkerAgent(address=address, token=TOKEN, facts=local_facts(slots=1), worker_id="w", spawner=ours)
+            await asyncio.wait_for(agent.run(), 10)
+
+    with pytest.raises(AuthenticationError):
+        asyncio.run(run())
+    assert guarded.peers() == (0, 0)
+
+
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 200 OK\r\n\r\n", frames.PREAMBLE], ids=["nothing", "http", "the mesh, plain"])
+def test_who_asks_for_tls_is_not_talked_out_of_it(says: bytes) -> None:
+    """Somebody in between who breaks every TLS handshake gets no other."""
+    from gpumesh.client.link import dial, local_facts
+
+    heard: List[bytes] = []
+
+    def serve(sock: socket.socket) -> None:
+        heard.append(sock.recv(65536))
+        sock.sendall(says)
+        if heard[-1][:1] == b"\x89":  # He goes on as a coordinator would.
+            sock.sendall(encoded(Challenge(bytes(32), "m", "0", "3.11")))
+            heard[-1] += sock.recv(65536)
+
+    with Server(serve) as server, pytest.raises(MeshError):
+        dial(Address("127.0.0.1", server.port, HTTPS), token=TOKEN, timeout=1.0, facts=local_facts())
+    assert heard[0][:1] == b"\x16", "a TLS hello"
+    plain = [data for data in heard if data[:1] not in (b"\x16", b"\x15")]  # A look at who is there instead, for the error.
+    for data in plain:
+        kinds = [frame.kind for frame in frames.FrameDecoder().feed(data[frames.PREAMBLE_BYTES :])]
+        assert 0x03 not in kinds, f"a proof, which somebody could guess at: {data!r}"
+
+
+def test_the_real_ones_come_through_where_nobody_opens_anything(guarded: Guarded, other_identity: Identity) -> None:
+    """So that what is refused above is refused for the reason that is meant."""
+    from gpumesh.client.link import dial, local_facts
+
+    relay = Between(guarded.port, other_identity, opens_tls=False)
+    try:
+        link, established, _ = dial(Address("127.0.0.1", relay.port, HTTPS), token=TOKEN, timeout=5.0, facts=local_facts())
+        assert established.mesh == guarded.coordinator.mesh
+        link.close("done")
+        link.release()
+    finally:
+        relay.close()
+
+
 def test_one_who_pretends_to_accept_is_refused_by_the_dialer(guarded: Guarded, other_identity: Identity) -> None:
     """He answers instead of passing the refusal on: he has no proof to show."""
-    from gpumesh.protocol import frames
-    from gpumesh.protocol.messages import Challenge, Welcome
 
     context = server_context(other_identity)
 

@@ -154,7 +154,7 @@ def expected(verb: str, path: str, host: str, origin: Optional[str], token: str)
 
 
 def check(guarded: Guarded, asker: Asker, asked: Tuple[str, str, str, Optional[str], str]) -> Optional[str]:
-    verb, path, host, origin, token = asked
+    _, path, _, _, token = asked
     status, answer = asker.ask(head_of(guarded, asker, *asked))
     if status != expected(*asked):
         return f"{asked}: {status}, not {expected(*asked)}"
@@ -206,8 +206,10 @@ def test_a_token_helps_only_the_right_one_to_the_right_place(guarded: Guarded, a
         "OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n",
-        "GET /mesh HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nOrigin: http://localhost\r\n"
-        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
+        (
+            "GET /mesh HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nOrigin: http://localhost\r\n"
+            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        ),
         "GET /mesh HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
         "GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + "X: y\r\n" * 5000 + "\r\n",
         "GET /" + "a" * 100_000 + " HTTP/1.1\r\nHost: localhost\r\n\r\n",
