@@ -11,8 +11,10 @@ import socket
 import time
 from typing import Any, List, Optional, Tuple
 
-from gpumesh.errors import AuthenticationError, MeshError, ProtocolError, VersionMismatchError
+from gpumesh.config import CONNECT_SECONDS
+from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
 from gpumesh.model.records import NamedTuple
+from gpumesh.network import connecting
 from gpumesh.network.address import HTTPS, INSECURE, PORT, WEBSOCKET, Address, is_loopback
 from gpumesh.network.announcement import clean as clean
 from gpumesh.protocol import codec, frames
@@ -68,7 +70,7 @@ def probe(address: Address, timeout: float) -> ProbeResult:
     """
     started = time.monotonic()
     deadline = started + timeout
-    kind, text, targets = resolve(address.host, address.port)
+    kind, text, targets = resolve(address.host, address.port, timeout)
     result = ProbeResult(address, kind, text)
     for number, target in enumerate(targets):
         left = deadline - time.monotonic()
@@ -80,15 +82,14 @@ def probe(address: Address, timeout: float) -> ProbeResult:
     return result._replace(seconds=time.monotonic() - started)
 
 
-def resolve(host: str, port: int) -> Tuple[str, str, List[Tuple[Any, Any]]]:
+def resolve(host: str, port: int, timeout: float = CONNECT_SECONDS) -> Tuple[str, str, List[Tuple[Any, Any]]]:
     """Where a host is: (kind and text of what went wrong, or "", and the (family, address) pairs to connect to)."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError) as error:
-        if ":" in host and getattr(error, "errno", 0) in (socket.EAI_FAMILY, getattr(socket, "EAI_ADDRFAMILY", None)):
-            return NO_IPV6, "this machine has no IPv6", []
-        why = getattr(error, "strerror", None) or str(error)
-        return NO_NAME, f"the name {host} is not known here ({why}); use the machine's IP address", []
+        found = connecting.resolve(Address(host, port), timeout)
+    except MeshUnavailableError as error:
+        if ":" in host:
+            return NO_IPV6, "this machine has no such IPv6 network", []
+        return NO_NAME, f"{error} (better: the machine's IP address)", []
     return "", "", [(family, name) for family, _, _, _, name in found]
 
 
@@ -103,6 +104,7 @@ def connect(target: Tuple[Any, Any], deadline: float) -> socket.socket:
     try:
         sock.settimeout(max(0.001, deadline - time.monotonic()))
         sock.connect(name)
+        connecting.settle(sock)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except BaseException:
         sock.close()
@@ -272,7 +274,7 @@ def prove(address: Address, token: str, timeout: float, *, mesh: str = "") -> st
         mesh: The id that the coordinator is expected to have.
     """
     deadline = time.monotonic() + timeout
-    _, text, targets = resolve(address.host, address.port)
+    _, text, targets = resolve(address.host, address.port, timeout)
     for target in targets[:4]:
         try:
             sock = connect(target, deadline)

@@ -144,7 +144,7 @@ def test_a_name_that_nobody_knows() -> None:
     found = probing.probe(Address("no-such-machine.invalid", 8000), SECONDS)
 
     assert found.kind == probing.NO_NAME
-    assert "use the machine's IP address" in found.text
+    assert "the machine's IP address" in found.text
 
 
 def test_a_flood_is_not_read_to_its_end() -> None:
