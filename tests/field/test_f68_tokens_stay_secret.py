@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from gpumesh import GPUMesh
+from gpumesh.cli.main import main
 from gpumesh.protocol.auth import worker_token
 from gpumesh.protocol.connection import Connection
 from gpumesh.runtime.embedded import EmbeddedMesh, start_coordinator
@@ -166,16 +167,22 @@ def test_the_token_may_come_from_standard_input(programs: Programs, tmp_path: Pa
     assert shown.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(("token", "is_warned"), [("guess", True), ("x" * 16, False)])
-def test_a_token_that_is_soon_found_is_warned_of_once(programs: Programs, token: str, is_warned: bool) -> None:
-    server = programs.gpumesh("serve", "--host", "127.0.0.1", "--port", "0", "--no-self-worker", GPUMESH_TOKEN=token)
+def test_a_short_token_is_warned_of_once_and_written_where_only_its_owner_can_read(programs: Programs, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        server = programs.gpumesh("serve", "--host", "127.0.0.1", "--port", "0", "--no-self-worker", GPUMESH_TOKEN="a-guess")
+    finally:
+        os.umask(before)
     server.wait_for("serving at")
+
+    (saved,) = until(lambda: list(tmp_path.rglob("connection.json")))
+    assert "a-guess" in saved.read_text()
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o600
     server.interrupt()
     server.wait()
-
-    warnings = re.findall(r"gpumesh: the token has \d+ characters, .* run code here; choose 16 or more", server.output)
-    assert len(warnings) == is_warned
-    assert token not in server.output
+    warned = r"gpumesh: the token has 7 characters, .* run code here; choose 16 or more"
+    assert len(re.findall(warned, server.output)) == 1
+    assert "a-guess" not in server.output
 
 
 def test_nothing_that_may_be_printed_has_the_token_in_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,15 +202,28 @@ def test_nothing_that_may_be_printed_has_the_token_in_its_text(monkeypatch: pyte
     assert not any(TOKEN in text or embedded.token in text for text in shown)
 
 
-def test_tokens_are_written_where_only_their_owner_can_read(programs: Programs, tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        server = programs.gpumesh("serve", "--host", "127.0.0.1", "--port", "0", "--no-self-worker", GPUMESH_TOKEN=TOKEN)
-        server.wait_for("serving at")
-    finally:
-        os.umask(before)
+@pytest.mark.skipif(sys.platform != "linux", reason="of systemd")
+def test_a_service_has_its_token_in_a_file_and_its_unit_names_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    called = tmp_path / "called"
+    manager = tmp_path / "bin" / "systemctl"
+    manager.parent.mkdir()
+    manager.write_text(f'#!/bin/sh\necho "$@" >> {called}\n')
+    manager.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{manager.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("GPUMESH_TOKEN", TOKEN)
 
-    (saved,) = until(lambda: list(tmp_path.rglob("connection.json")))
-    assert TOKEN in saved.read_text()
-    assert stat.S_IMODE(saved.stat().st_mode) == 0o600
-    assert readable_files(tmp_path) == []
+    with pytest.raises(SystemExit) as ended:
+        main(["service", "install", "host:8000"])
+
+    assert not ended.value.code
+    shown = "".join(capsys.readouterr()) + called.read_text()
+    (unit,) = tmp_path.rglob("*.service")
+    holding = [file for file in tmp_path.rglob("*") if file.is_file() and TOKEN in file.read_text(errors="replace")]
+    assert TOKEN not in shown
+    assert unit not in holding
+    assert "--token-file" in unit.read_text()
+    assert [stat.S_IMODE(file.stat().st_mode) for file in holding] == [0o600]
