@@ -381,7 +381,8 @@ class ObjectService:
 
     def _on_put(self, peer: ObjectPeer, message: msg.PutObject) -> str:
         oid = message.oid
-        if not 0 <= oid < MAX_OID or not 0 <= message.nbytes < MAX_OID or any(type(ref) is not int for ref in message.refs):
+        least = 0 if message.data is not None else 1  # No container is empty.
+        if not 0 <= oid < MAX_OID or not least <= message.nbytes < MAX_OID:
             return f"an object of {message.nbytes} bytes with the id {oid}"
         if oid in self.directory:
             self.directory.grant(peer.key, oid)  # Told a second time, after a reconnect.
