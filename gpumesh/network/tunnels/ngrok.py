@@ -29,6 +29,7 @@ _ADVICE: Dict[str, str] = {
     "334": "the same endpoint is open already; end the other ngrok",
 }
 _REQUEST_SECONDS = 20.0  # For ngrok's own program to open an endpoint, over a slow line.
+_END_SECONDS = 1.0  # For a killed ngrok to be gone.
 _MAX_TEXT = 300
 
 
@@ -115,30 +116,31 @@ def _tell(**fields: str) -> None:
 
 
 def main(arguments: List[str]) -> int:
-    """Open, tell, wait, close."""
+    """Open, tell, and wait for the end, which may come at any time."""
     logging.getLogger("pyngrok").addHandler(logging.NullHandler())  # Its errors come back as exceptions.
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
         url, process = open_tunnel(*arguments)
     except RuntimeError as error:
         _tell(error=str(error))
         return 1
-
-    is_over = threading.Event()
-
-    def watch() -> None:
-        code = process.wait()
-        if is_over.is_set():
-            return
-        with contextlib.suppress(OSError, ValueError):
-            _tell(ended=f"ngrok has ended with exit code {code}")
-        os._exit(1)  # The other thread waits for standard input, which may stay open.
-
     _tell(url=url)
-    threading.Thread(target=watch, daemon=True).start()
+    code = process.wait()
+    _tell(ended=f"ngrok has ended with exit code {code}")
+    return 1
+
+
+def _end_with_stdin() -> None:
+    """Whoever wants the tunnel is gone: so are we, and ngrok, even where pyngrok still waits for it to begin."""
+    import psutil
+
     sys.stdin.read()
-    is_over.set()
-    close()
-    return 0
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(children, _END_SECONDS)  # In a container nobody else may do so.
+    os._exit(0)
 
 
 if __name__ == "__main__":
