@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 import time
 from typing import Any, Dict, Mapping, Optional, Tuple
 
@@ -28,6 +29,8 @@ LOOP_COUNT = 200_000
 LOOP_SECONDS = 0.1
 PROCESS_SECONDS = 60.0  # For a loaded Raspberry Pi whose card takes its time to load numpy.
 
+_one_at_a_time = threading.Lock()
+
 
 class CpuFigures(NamedTuple):
     """How fast this machine's CPU is."""
@@ -46,13 +49,16 @@ def measure_cpu(*, force: bool = False, save: bool = True) -> CpuFigures:
     Returns:
         The figures; an estimate without rates, after a warning in the log, if measuring failed.
     """
+    with _one_at_a_time:  # Who comes second finds what the first has measured.
+        known = None if force else cached_cpu()
+        return known if known is not None else _measure_now(save=save)
+
+
+def _measure_now(*, save: bool) -> CpuFigures:
     import subprocess
 
     from gpumesh.devices.detect import usable_cores
 
-    known = None if force else cached_cpu()
-    if known is not None:
-        return known
     cores = usable_cores()
     try:
         figures = measure_in_subprocess()

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
-import time
+import threading
 from typing import Any, Dict, List, Optional, Tuple
 
 from gpumesh.config import ANNOUNCE_CHECK_SECONDS, PROTOCOL_VERSION
@@ -109,8 +108,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's; when that ends, so does this.
     announcer: Optional[Announcer] = None
     try:
-        told: Dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+        told: Dict[str, Any] = json.loads(_first_line())
         announcer = Announcer(Announced(**told))
+        over = threading.Event()
+        threading.Thread(target=_wait_for_the_end, args=(over,), daemon=True).start()
         is_complained = False
         while True:
             try:
@@ -120,15 +121,27 @@ def main() -> None:
                 if not is_complained:
                     sys.stderr.write(f"gpumesh: others cannot find this mesh by themselves: {error.strerror or error}\n")
                 is_complained = True
-            started = time.monotonic()
-            ready, _, _ = select.select([sys.stdin], [], [], ANNOUNCE_CHECK_SECONDS)
-            if ready and not os.read(0, 1):
+            if over.wait(ANNOUNCE_CHECK_SECONDS):
                 break
-            if ready:
-                time.sleep(max(0.0, ANNOUNCE_CHECK_SECONDS - (time.monotonic() - started)))
     finally:
         if announcer is not None:
             announcer.close()
+
+
+def _first_line() -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        letter = os.read(0, 1)  # Nothing may stay in a buffer.
+        if not letter:
+            break
+        line += letter
+    return line
+
+
+def _wait_for_the_end(over: threading.Event) -> None:
+    while os.read(0, 4096):
+        pass
+    over.set()
 
 
 if __name__ == "__main__":

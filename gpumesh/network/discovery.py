@@ -83,6 +83,7 @@ class Watcher:
         self._changes = 0
         self._resolving: Set[str] = set()
         self._is_closed = False
+        self._here = host_addresses()
         self._zeroconf: Optional[Zeroconf] = None
         self._browser: Any = None
         self._pool: Optional[ThreadPoolExecutor] = None
@@ -146,6 +147,7 @@ class Watcher:
     def _open(self) -> None:
         from zeroconf import ServiceBrowser
 
+        self.problem = ""
         try:
             self._zeroconf = open_zeroconf()
             self._browser = ServiceBrowser(self._zeroconf, SERVICE, handlers=[self._on_name])
@@ -212,7 +214,10 @@ class Watcher:
                     return
             self._look()
             zeroconf = self._zeroconf
-            if zeroconf is not None and len(zeroconf.cache.cache) > _CACHE_NAMES:
+            is_full = zeroconf is not None and len(zeroconf.cache.cache) > _CACHE_NAMES
+            here = host_addresses()
+            if is_full or here != self._here:  # Or this machine has come into another network.
+                self._here = here
                 self._shut()
                 self._open()
 

@@ -79,6 +79,10 @@ class Lan:
         """What this host sends to single machines of that network is lost; what it sends to all of them arrives."""
         _ip(host.name, f"rule add to {prefix}.0/24 priority 10 blackhole")
 
+    def change_address(self, host: Host, address: str) -> None:
+        """This host has another address in the network that all share, and no IPv6."""
+        _ip(host.name, f"addr flush dev {_END}", f"addr add {address}/24 dev {_END}")
+
     def unplug(self, host: Host) -> None:
         """This host has no network any more, not even an interface."""
         _ip(host.name, f"link del {_END}")
