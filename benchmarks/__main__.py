@@ -48,6 +48,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         from benchmarks.halfopen import main as halfopen
 
         return halfopen(given[1:])
+    if given[:1] == ["websocket_latency"]:
+        from benchmarks.websocket import main as websocket_latency
+
+        return websocket_latency(given[1:])
     if given[:1] == ["profile"]:
         from benchmarks.profiling import main as profile
 

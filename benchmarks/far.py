@@ -49,6 +49,12 @@ class Commands:
         self._ends.enter_context(_command(["join", self._url, *options], {**self._environment, **environment}))
 
     @contextlib.contextmanager
+    def worker(self, url: str, *options: str) -> Iterator[None]:
+        """A worker that joins by another address, and leaves with the block."""
+        with _command(["join", url, *options], self._environment):
+            yield
+
+    @contextlib.contextmanager
     def client(self) -> Iterator[Any]:
         """A `GPUMesh` of this process."""
         from gpumesh import GPUMesh
