@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import List, Mapping, Sequence
-from xml.sax.saxutils import escape
 
 UNIT = "gpumesh-worker.service"
 LABEL = "io.gpumesh.worker"
@@ -54,9 +53,10 @@ def launchd_agent(command: Sequence[str], environment: Mapping[str, str], log: s
     """
     for text in (*command, *environment, *environment.values(), log):
         _check(text)
-    words = "\n".join(f"        <string>{escape(word)}</string>" for word in command)
+    words = "\n".join(f"        <string>{_escaped(word)}</string>" for word in command)
     pairs = "\n".join(
-        f"        <key>{escape(name)}</key>\n        <string>{escape(value)}</string>" for name, value in environment.items()
+        f"        <key>{_escaped(name)}</key>\n        <string>{_escaped(value)}</string>"
+        for name, value in environment.items()
     )
     return f"""<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE plist PUBLIC "-//Apple//DTD PLIST 1.0//EN" "http://www.apple.com/DTDs/PropertyList-1.0.dtd">
@@ -86,9 +86,9 @@ def launchd_agent(command: Sequence[str], environment: Mapping[str, str], log: s
     <key>Nice</key>
     <integer>5</integer>
     <key>StandardOutPath</key>
-    <string>{escape(log)}</string>
+    <string>{_escaped(log)}</string>
     <key>StandardErrorPath</key>
-    <string>{escape(log)}</string>
+    <string>{_escaped(log)}</string>
 </dict>
 </plist>
 """
@@ -112,6 +112,11 @@ def _quoted(text: str, *, in_command: bool = False) -> str:
     if in_command:
         text = text.replace("$", "$$")
     return f'"{text}"' if not text or any(letter in text for letter in " \t;'\"\\") else text
+
+
+def _escaped(text: str) -> str:
+    """For XML; its own module for that takes 60 ms to load."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _check(text: str) -> None:
