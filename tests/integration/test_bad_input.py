@@ -18,7 +18,7 @@ from gpumesh.protocol import frames
 from gpumesh.protocol.messages import Hello, Proof, Query, RegisterClient, RegisterWorker, SubmitTasks
 from gpumesh.runtime.embedded import EmbeddedMesh
 from tests.integration.programs import Programs, started_programs
-from tests.support import peers, tasks
+from tests.support import peers, tasks, through_proxy
 from tests.support.client import Client
 from tests.support.peers import Server, connect, encoded, frame, handshake, read_to_end
 from tests.support.processes import free_port, resident_bytes
@@ -179,6 +179,7 @@ def join(programs: Programs, url: str) -> Any:
 # --- a coordinator and its strangers
 
 
+@pytest.mark.skipif(through_proxy.is_wanted(), reason="coordinators that a proxy stands before speak HTTP")
 def test_a_web_browser_is_told_what_this_is(mesh: EmbeddedMesh) -> None:
     with connect(mesh.address.port) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -227,6 +228,8 @@ def test_a_peer_of_another_version_is_told_ours(mesh: EmbeddedMesh) -> None:
     ],
 )
 def test_a_stranger_who_breaks_the_rules_is_shown_out(mesh: EmbeddedMesh, sent: bytes) -> None:
+    if through_proxy.is_wanted() and sent[:1].isalpha():
+        pytest.skip("coordinators that a proxy stands before wait for the rest of what may be HTTP")
     with connect(mesh.address.port) as sock:
         with contextlib.suppress(ConnectionError):
             sock.sendall(sent)
