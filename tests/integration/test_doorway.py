@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from gpumesh.config import PENDING_HANDSHAKES
+from gpumesh.errors import MeshUnavailableError
 from gpumesh.network.certificates import load_or_make_identity
 from gpumesh.network.tls import client_context
 from gpumesh.protocol import frames
@@ -25,9 +26,9 @@ from gpumesh.protocol.connection import Established
 from gpumesh.protocol.messages import Goodbye
 from gpumesh.runtime import doorway, doorway_http, loop
 from gpumesh.runtime.embedded import start_coordinator
-from tests.integration.programs import ROOT
+from tests.integration.programs import ROOT, started_programs
 from tests.support.client import Client
-from tests.support.guarded import Guarded, shake, tls_connect
+from tests.support.guarded import TOKEN, Guarded, shake, tls_connect
 from tests.support.peers import connect, read_to_end
 from tests.support.processes import descriptors, resident_bytes, until
 
@@ -250,3 +251,27 @@ def test_a_system_without_descriptors_delays_and_does_not_spin() -> None:
         print(file=program.stdin, flush=True)
         assert program.wait(TAKES_LONG) == 0
         assert program.stderr.read().count("cannot accept connections now") == 1
+
+
+def test_serve_to_others_in_tls_and_only_on_purpose_without(tmp_path: Path) -> None:
+    with started_programs(tmp_path) as programs:
+        words = ("serve", "--port", "0", "--no-self-worker", "--no-discovery")
+        server = programs.gpumesh(*words, GPUMESH_TOKEN=TOKEN)
+        url = server.wait_for(r"gpumesh join (http://\S+)").group(1)
+        if "127.0.0.1" in url:
+            pytest.skip("this machine has no network")
+        with Client(url, TOKEN) as client:
+            assert client.workers() == []
+        with Client(url.replace("http://", "insecure://"), TOKEN) as client:
+            with pytest.raises(MeshUnavailableError, match=r"speaks TLS with other machines; write http:// in its address"):
+                client.workers()
+
+        refused = programs.gpumesh(*words, "--insecure", GPUMESH_TOKEN=TOKEN)
+        assert refused.wait() == 2
+        server = programs.gpumesh(*words, "--insecure", "--yes", GPUMESH_TOKEN=TOKEN)
+        url = server.wait_for(r"gpumesh join (insecure://\S+)").group(1)
+        with Client(url, TOKEN) as client:
+            assert client.workers() == []
+        with Client(url.replace("insecure://", "http://"), TOKEN) as client:
+            with pytest.raises(MeshUnavailableError, match=f"accept that and write {url}"):
+                client.workers()
