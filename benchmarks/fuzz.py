@@ -90,9 +90,16 @@ def replay(file: Path) -> int:
     """Play a finding again; 1 when it is still one."""
     finding: Dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     case: List[bytes] = [bytes.fromhex(frame) for frame in finding["case"]]
-    problem = in_loop(lambda loop: run_one(SIDES[finding["side"]](loop), case))
+    problem = in_loop(lambda loop: _again(SIDES[finding["side"]](loop), case))
     print(problem or "nothing is wrong any more")
     return int(bool(problem))
+
+
+async def _again(side: Any, case: List[bytes]) -> str:
+    problem = await run_one(side, case)
+    if hasattr(side, "close"):
+        await side.close()
+    return problem
 
 
 def _show(figures: Figures) -> None:

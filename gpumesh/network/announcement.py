@@ -14,6 +14,7 @@ Promises:
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from gpumesh.config import PROTOCOL_VERSION
@@ -29,6 +30,7 @@ MAX_ADDRESSES = 12
 MAX_NAME = 40
 CERTIFICATE_DIGITS = 32  # 16 of the hash's 32 bytes, in hexadecimal.
 _ID_LETTERS = frozenset("0123456789abcdefABCDEF-")
+_NAME_LETTERS = frozenset("0123456789abcdefghijklmnopqrstuvwxyz-_.")
 _MAX_TEXT = 255  # One string of a TXT record.
 
 
@@ -130,15 +132,31 @@ def from_txt(texts: Mapping[Any, Any], hosts: Iterable[str], port: int) -> Optio
     addresses: List[Address] = []
     for each in text("at", _MAX_TEXT).split(" ")[:MAX_ADDRESSES]:
         try:
-            addresses.append(parse_address(each))
+            address = parse_address(each)
         except ValueError:
             continue
+        if _is_ip(address.host) or _is_name(address.host):
+            addresses.append(address)
     if 0 < port < 65536:
-        addresses += [Address(host, port, way) for host in list(hosts)[: 4 * MAX_ADDRESSES]]
+        addresses += [Address(host, port, way) for host in list(hosts)[: 4 * MAX_ADDRESSES] if _is_ip(host)]
     name = text("name", MAX_NAME).strip() or mesh[:8]
     return Announcement(
         mesh, name, certificate, text("v", 32), int(protocol), tuple(rank_peers(dict.fromkeys(addresses))[:MAX_ADDRESSES])
     )
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return host.isprintable()
+
+
+def _is_name(host: str) -> bool:
+    """Whether this can be looked up as a name only: 127.1 and 0x7f.1 are addresses to the system, and 2130706433 is, too."""
+    last = host.rstrip(".").rpartition(".")[2].lower()
+    return _NAME_LETTERS.issuperset(host.lower()) and not last.isdecimal() and not last.startswith("0x")
 
 
 class Sightings:

@@ -75,6 +75,15 @@ def test_what_is_announced_is_cleaned_and_bounded(field: Any) -> None:
             check(found)
 
 
+@pytest.mark.parametrize(
+    "host", ["127.1", "127.0.1", "0x7f.1", "2130706433", "0177.0.0.1", "127.0.0.1.", "127.M.0.1", "loc\u0430lhost"]
+)
+def test_no_form_of_an_address_that_means_the_reader_himself_is_taken(host: str) -> None:
+    found = from_txt({**HONEST, b"at": f"http://{host}:8000".encode()}, ["192.168.1.5"], 8000)
+    assert found is not None
+    assert [address.host for address in found.addresses] == ["192.168.1.5"]
+
+
 def test_random_announcements_are_refused_or_clean() -> None:
     chance = random.Random(1)
     fields = [*HONEST, b"at"]
