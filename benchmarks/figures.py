@@ -404,6 +404,24 @@ ROWS: Tuple[Row, ...] = (
     ),
     Row("cross_host", "plain sockets into fresh memory", "plain_fresh_gb_s", "GB/s", smaller_is_better=False),
     Row("cross_host", "plain sockets into the same memory", "plain_reused_gb_s", "GB/s", smaller_is_better=False),
+    Row(
+        "tls_latency",
+        "no-op inside TLS / plain, p50",
+        "tls_over_plain",
+        "",
+        smaller_is_better=True,
+        bars=(Bar(1.25),),
+    ),
+    Row("tls_latency", "no-op inside TLS, p50", "tls_p50_us", "us", smaller_is_better=True),
+    Row("tls_latency", "the same, plain", "plain_p50_us", "us", smaller_is_better=True),
+    *(
+        Row("tls_bulk", f"100 MB inside TLS: {way}", f"tls_{way}_gb_s", "GB/s", smaller_is_better=False, bars=(Bar(1.5),))
+        for way in ("put", "get")
+    ),
+    *(
+        Row("tls_bulk", f"the same, plain: {way}", f"plain_{way}_gb_s", "GB/s", smaller_is_better=False)
+        for way in ("put", "get")
+    ),
     *(
         row
         for side, title in (("client", "2 GB put"), ("worker", "2 GB argument"))
