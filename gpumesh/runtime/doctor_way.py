@@ -13,7 +13,7 @@ from typing import Any, List, Optional, Tuple
 
 from gpumesh.config import DOCTOR_STEP_SECONDS
 from gpumesh.network import probing
-from gpumesh.network.address import HTTPS, INSECURE, WEBSOCKET, Address, is_loopback
+from gpumesh.network.address import HTTPS, INSECURE, PORT, WEBSOCKET, Address, is_loopback
 from gpumesh.network.probing import ProbeResult, probe
 from gpumesh.protocol import auth
 from gpumesh.runtime import doctor_judging as judge
@@ -81,6 +81,8 @@ def check_route_and_tcp(address: Address, targets: List[Tuple[Any, Any]]) -> Lis
         except OSError as error:
             kind, text = probing.explain(error, address.host)
             clause, _, advice = text.partition("; ")
+            if kind == probing.TIMEOUT:
+                clause, advice = text.replace("; ", ": ", 1), ""
             if kind in (probing.NO_ROUTE, probing.NO_IPV6):
                 last = [fault("route", f"{name[0]}: {clause}", advice)]
             else:
@@ -204,23 +206,26 @@ def _head(address: Address, targets: List[Tuple[Any, Any]]) -> Optional[Tuple[fl
     """(seconds that the coordinator's clock is ahead, by how much that may be wrong), from the date in an HTTP answer."""
     for target in targets:
         deadline = time.monotonic() + DOCTOR_STEP_SECONDS
+        is_near = is_loopback(str(target[1][0]))
         try:
-            with contextlib.closing(probing.connect(target, deadline)) as sock:
-                if address.way in (HTTPS,) or (address.way == "" and not is_loopback(str(target[1][0]))):
+            sock = probing.connect(target, deadline)
+            try:
+                if address.way == HTTPS or (address.way == PORT and not is_near):
                     sock = _inside_tls(sock)
-                request = f"GET /healthz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
                 before = time.time()
-                sock.sendall(request.encode("ascii", "replace"))
-                head = _read_head(sock, deadline)
+                sock.sendall(
+                    f"GET /healthz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode("ascii", "replace")
+                )
+                date = _date_in(sock, deadline)
                 after = time.time()
+            finally:
                 sock.close()
         except OSError:
             continue
-        date = email.utils.parsedate_to_datetime(head) if head else None
         if date is None:
             return None
         # Whole seconds, cut off: half of one is added, and half of one may be wrong.
-        return date.timestamp() + 0.5 - (before + after) / 2, 0.5 + abs(after - before) / 2
+        return date + 0.5 - (before + after) / 2, 0.5 + abs(after - before) / 2
     return None
 
 
@@ -230,8 +235,8 @@ def _inside_tls(sock: socket.socket) -> socket.socket:
     return client_context((HTTP_PROTOCOL,)).wrap_socket(sock)
 
 
-def _read_head(sock: socket.socket, deadline: float) -> str:
-    """The date of an HTTP answer; "" if it has none."""
+def _date_in(sock: socket.socket, deadline: float) -> Optional[float]:
+    """The date of an HTTP answer, in seconds since 1970; None if it has none."""
     data = b""
     while b"\r\n\r\n" not in data and len(data) < _HEAD_BYTES:
         sock.settimeout(max(0.001, deadline - time.monotonic()))
@@ -241,6 +246,7 @@ def _read_head(sock: socket.socket, deadline: float) -> str:
         data += part
     for line in data.decode("latin-1").split("\r\n"):
         name, _, value = line.partition(":")
-        if name.strip().lower() == "date" and email.utils.parsedate(value) is not None:
-            return value.strip()
-    return ""
+        parsed = email.utils.parsedate_tz(value) if name.strip().lower() == "date" else None
+        if parsed is not None:
+            return float(email.utils.mktime_tz(parsed))
+    return None

@@ -223,6 +223,22 @@ class Hosts:
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         self._at_router(sys.executable, "-c", code, str(seconds), environment=environment)
 
+    def let_nobody_in(self, host: Host) -> None:
+        """Nobody can connect to this host; it can connect to others, as behind a home router."""
+        code = "import sys; from tests.support.packet_filter import let_nobody_in; let_nobody_in(sys.argv[1])"
+        self._at_router(sys.executable, "-c", code, host.cable, environment={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+
+    def block_port(self, host: Host, port: int) -> None:
+        """What is sent to this TCP port of this host is lost without a word, as by a firewall."""
+        where = ["to", f"{host.router}/24", "ipproto", "tcp", "dport", str(port)]
+        self._route("rule", "add", *where, "priority", str(1000 + host.number), "blackhole")
+
+    def part(self, host: Host, other: Host) -> None:
+        """Nothing gets from one of them to the other, either way; both reach everybody else."""
+        for source, target in ((host, other), (other, host)):
+            where = ["iif", source.cable, "to", f"{target.router}/24"]
+            self._route("rule", "add", *where, "priority", str(2000 + 200 * source.number + target.number), "blackhole")
+
     def change_address(self, host: Host) -> None:
         """This host gets another address, as after a change of network; the old one is gone, nobody is told."""
         before, last = host.address, int(host.address.rpartition(".")[2])

@@ -1,7 +1,7 @@
-"""One rule of the kernel's packet filter, told over netlink, so that no program for it need be installed: packets of unknown flows go.
+"""Rules of the kernel's packet filter, told over netlink, so that no program for it need be installed.
 
-A flow is known from its first packet until it has been silent for a while; what belongs to none is dropped.
-This is what firewalls and home routers do to idle connections. The numbers are those of linux/netfilter/nf_tables.h.
+What firewalls and home routers do: flows that were silent for a while are unknown, and what belongs to none is dropped; nobody from outside
+can begin one. A flow is known from its first packet on. The numbers are those of linux/netfilter/nf_tables.h.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ _REQUEST, _ACK, _CREATE, _APPEND = 1, 4, 0x400, 0x800
 _IPV4, _NESTED, _ERROR = 2, 0x8000, 2
 _FORWARD_HOOK = 2
 _INVALID = 1  # State of a packet that belongs to no known flow and does not begin one.
+_NEW = 8  # Of one that begins a flow.
+_TO_INTERFACE = 7  # Name of the interface by which a packet will leave, for the expression "meta".
+_NAME_BYTES = 16  # Of an interface, with zeros behind.
 _CONNTRACK = Path("/proc/sys/net/netfilter")
 
 
@@ -31,7 +34,7 @@ def forget_idle_flows(seconds: int) -> None:
     Raises:
         OSError: This kernel or this user cannot.
     """
-    _send_rules()
+    _send_rule("idle", _flow_is(_INVALID))
     for name, value in (
         ("nf_conntrack_tcp_loose", 0),  # A packet in the middle of a connection does not make it known.
         ("nf_conntrack_tcp_be_liberal", 1),  # Its sequence numbers are not looked at.
@@ -42,20 +45,35 @@ def forget_idle_flows(seconds: int) -> None:
         (_CONNTRACK / name).write_text(str(value))
 
 
-def _send_rules() -> None:
-    hook = _number(1, _FORWARD_HOOK) + _number(2, 0)
-    chain = _text(1, "idle") + _text(3, "forward") + _nest(4, hook) + _number(5, 1) + _text(7, "filter")
+def let_nobody_in(interface: str) -> None:
+    """Let this network namespace forward nothing through that interface that begins a flow: who is behind it can call, and not be called.
+
+    Raises:
+        OSError: This kernel or this user cannot.
+    """
+    name = interface.encode().ljust(_NAME_BYTES, b"\0")
+    leaves = _number(1, 1) + _number(2, _TO_INTERFACE)
+    is_it = _number(1, 1) + _number(2, 0) + _nest(3, _attribute(1, name))
+    _send_rule("outward", _expression("meta", leaves) + _expression("cmp", is_it) + _flow_is(_NEW))
+
+
+def _flow_is(state: int) -> bytes:
+    """Goes on with packets whose flow is in this state."""
     look = _number(1, 1) + _number(2, 0)  # State of the flow -> register 1
-    mask = _number(1, 1) + _number(2, 1) + _number(3, 4) + _nest(4, _native(1, _INVALID)) + _nest(5, _native(1, 0))
+    mask = _number(1, 1) + _number(2, 1) + _number(3, 4) + _nest(4, _native(1, state)) + _nest(5, _native(1, 0))
     differs = _number(1, 1) + _number(2, 1) + _nest(3, _native(1, 0))
+    return _expression("ct", look) + _expression("bitwise", mask) + _expression("cmp", differs)
+
+
+def _send_rule(table: str, conditions: bytes) -> None:
+    """Drop, of what is forwarded, the packets for which all conditions hold."""
+    hook = _number(1, _FORWARD_HOOK) + _number(2, 0)
+    chain = _text(1, table) + _text(3, "forward") + _nest(4, hook) + _number(5, 1) + _text(7, "filter")
     drop = _number(1, 0) + _nest(2, _nest(2, _number(1, 0)))
-    steps = (
-        _expression("ct", look) + _expression("bitwise", mask) + _expression("cmp", differs) + _expression("immediate", drop)
-    )
-    rule = _text(1, "idle") + _text(2, "forward") + _nest(4, steps)
+    rule = _text(1, table) + _text(2, "forward") + _nest(4, conditions + _expression("immediate", drop))
     batch = (
         _message(_BATCH_BEGIN, 0, b"", family=0, subsystem=10)
-        + _message(_NEW_TABLE, _CREATE, _text(1, "idle"))
+        + _message(_NEW_TABLE, _CREATE, _text(1, table))
         + _message(_NEW_CHAIN, _CREATE, chain)
         + _message(_NEW_RULE, _CREATE | _APPEND, rule)
         + _message(_BATCH_END, 0, b"", family=0, subsystem=10)
