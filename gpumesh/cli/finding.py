@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Callable, List, Optional, Tuple
 import typer
 
 from gpumesh.cli.console import ask_for_token, given_token, resolve_mesh
-from gpumesh.config import FIND_PROBE_SECONDS, FIND_SECONDS, FIND_SETTLE_SECONDS, MIN_TOKEN_CHARACTERS
+from gpumesh.config import CONNECT_SECONDS, FIND_PROBE_SECONDS, FIND_SECONDS, FIND_SETTLE_SECONDS, MIN_TOKEN_CHARACTERS
 from gpumesh.errors import AuthenticationError, MeshUnavailableError
 
 if TYPE_CHECKING:
@@ -28,14 +28,19 @@ def say(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def mesh_to_join(url: Optional[str], token: Optional[str], token_file: Optional[str], *, tell: Say = say) -> Tuple[str, str]:
+def mesh_to_join(
+    url: Optional[str], token: Optional[str], token_file: Optional[str], *, tell: Say = say, waits: bool = True
+) -> Tuple[str, str]:
     """Address and secret of the mesh to lend this machine to.
 
     In this order: the address given, `GPUMESH_URL`, the saved connection if a mesh answers there, and what is found on the networks. If none
     is found, the saved connection again: its coordinator may be about to come back.
 
+    Args:
+        waits: Whoever calls keeps trying until a coordinator is there; else it must be there now.
+
     Raises:
-        MeshUnavailableError: None is known, and none was found.
+        MeshUnavailableError: None is known, and none was found; or it is not there now.
         AuthenticationError: There is no secret, or no mesh that was found accepts it.
         ValueError: An address makes no sense, or several meshes accept the secret and nobody can be asked which is meant.
     """
@@ -43,7 +48,10 @@ def mesh_to_join(url: Optional[str], token: Optional[str], token_file: Optional[
     from gpumesh.runtime.settings import read_environment, resolve_connection
 
     if url is not None or read_environment().url is not None:
-        return resolve_mesh(url, token, token_file, ask=True)
+        chosen = resolve_mesh(url, token, token_file, ask=True)
+        if not waits:
+            _must_answer(chosen[0])
+        return chosen
     secret = given_token(token, token_file)
     saved_url, saved_secret = resolve_connection(None, secret)
     if saved_url is not None and saved_secret and _answers(saved_url):
@@ -51,9 +59,9 @@ def mesh_to_join(url: Optional[str], token: Optional[str], token_file: Optional[
     if secret is None and saved_secret and len(saved_secret) >= MIN_TOKEN_CHARACTERS:
         secret = saved_secret  # The mesh may have got another address. The proof tells nobody a secret that cannot be guessed.
     try:
-        mesh, address, secret = discover(secret, tell=tell)
+        mesh, address, proved = discover(secret, tell=tell)
     except (MeshUnavailableError, AuthenticationError) as error:
-        if saved_url is None or not saved_secret:
+        if not waits or saved_url is None or not saved_secret:
             raise
         tell(f"gpumesh: {error}")
         tell(f"gpumesh: nothing answers at the saved address {_saved(saved_url)} either; waiting for it")
@@ -61,7 +69,7 @@ def mesh_to_join(url: Optional[str], token: Optional[str], token_file: Optional[
     tell(f'gpumesh: found the mesh "{mesh.name}" at {address.url}')
     if address.way == INSECURE:
         tell("gpumesh: note: it was started with --insecure, so others on the network can read and change what is sent")
-    return address.url, secret
+    return address.url, proved
 
 
 def discover(secret: Optional[str], *, tell: Say = say, seconds: float = FIND_SECONDS) -> Tuple[Mesh, Address, str]:
@@ -169,6 +177,15 @@ def _list(meshes: List[Mesh]) -> str:
 def _shown(mesh: Mesh) -> str:
     address = mesh.address
     return f'"{mesh.name}" at {address.url}' if address is not None else f'"{mesh.name}"'
+
+
+def _must_answer(url: str) -> None:
+    from gpumesh.network.address import parse_address
+    from gpumesh.network.probing import BUSY, MESH, WEB, probe
+
+    found = probe(parse_address(url), CONNECT_SECONDS)
+    if found.kind not in (MESH, WEB, BUSY):
+        raise MeshUnavailableError(f"no mesh answers at {found.address.url}: {found.text}")
 
 
 def _answers(url: str) -> bool:

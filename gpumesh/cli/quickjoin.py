@@ -52,9 +52,9 @@ def quickjoin(
     if score is not None:
         check_score(score)
     set_gpu_score(gpu_score)
-    log_to_stderr(usual_level=logging.WARNING)
+    log_to_stderr(usual_level=logging.INFO)
     look = _Look(slots, score, tags)
-    address, secret = mesh_to_join(url, token, token_file, tell=typer.echo)
+    address, secret = mesh_to_join(url, token, token_file, tell=typer.echo, waits=False)
     hide_token()
     check_token(secret)
     for line in look.lines():

@@ -113,6 +113,18 @@ def test_a_saved_mesh_that_is_nowhere_to_be_found_is_waited_for(nobody: Address)
     assert said[-1] == f"gpumesh: nothing answers at the saved address {nobody.url} either; waiting for it"
 
 
+def test_who_does_not_wait_is_told_that_nobody_is_there(mesh: Any, nobody: Address) -> None:
+    with pytest.raises(
+        MeshUnavailableError, match=f"no mesh answers at {nobody.url}: the machine is there, but nothing listens"
+    ):
+        mesh_to_join(nobody.url, TOKEN, None, waits=False)
+    assert mesh_to_join(mesh.url, TOKEN, None, waits=False) == (mesh.url, TOKEN)
+
+    save_connection(nobody.url, TOKEN)
+    with pytest.raises(MeshUnavailableError, match="no mesh was found"):
+        mesh_to_join(None, TOKEN, None, waits=False)
+
+
 def test_a_mesh_that_does_not_prove_the_token_is_skipped(mesh: Any, nobody: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     at = parse_address(mesh.url)
     monkeypatch.setattr(Network, "meshes", (announced("gone", nobody), announced("den", at)))
