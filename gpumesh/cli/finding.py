@@ -33,8 +33,8 @@ def mesh_to_join(
 ) -> Tuple[str, str]:
     """Address and secret of the mesh to lend this machine to.
 
-    In this order: the address given, `GPUMESH_URL`, the saved connection if a mesh answers there, and what is found on the networks. If none
-    is found, the saved connection again: its coordinator may be about to come back.
+    In this order: the address given, `GPUMESH_URL`, the saved connection if a mesh answers there (which knows the secret, if one is given),
+    and what is found on the networks. If none is found, the saved connection again: its coordinator may be about to come back.
 
     Args:
         waits: Whoever calls keeps trying until a coordinator is there; else it must be there now.
@@ -54,7 +54,7 @@ def mesh_to_join(
         return chosen
     secret = given_token(token, token_file)
     saved_url, saved_secret = resolve_connection(None, secret)
-    if saved_url is not None and saved_secret and _answers(saved_url):
+    if saved_url is not None and saved_secret and _answers(saved_url, secret):
         return _saved(saved_url), saved_secret
     if secret is None and saved_secret and len(saved_secret) >= MIN_TOKEN_CHARACTERS:
         secret = saved_secret  # The mesh may have got another address. The proof tells nobody a secret that cannot be guessed.
@@ -188,15 +188,17 @@ def _must_answer(url: str) -> None:
         raise MeshUnavailableError(f"no mesh answers at {found.address.url}: {found.text}")
 
 
-def _answers(url: str) -> bool:
-    """Whether a mesh, or a tunnel to one, is at the saved address."""
+def _answers(url: str, secret: Optional[str]) -> bool:
+    """Whether a mesh that knows the secret, if one is given, or a tunnel to one, is at the saved address."""
     from gpumesh.network.address import parse_address
-    from gpumesh.network.probing import MESH, WEB, probe
+    from gpumesh.network.probing import MESH, WEB, probe, prove
 
     try:
-        return probe(parse_address(url), FIND_PROBE_SECONDS).kind in (MESH, WEB)
+        address = parse_address(url)
     except ValueError:
         return False
+    found = probe(address, FIND_PROBE_SECONDS)
+    return found.kind == WEB or (found.kind == MESH and (secret is None or not prove(address, secret, FIND_PROBE_SECONDS)))
 
 
 def _saved(url: str) -> str:

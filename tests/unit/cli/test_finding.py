@@ -92,6 +92,21 @@ def test_the_saved_mesh_is_used_if_it_answers(mesh: Any) -> None:
     assert Network.looked == 0
 
 
+def test_a_token_of_another_mesh_looks_for_that_one(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    friends = GPUMesh.start_coordinator(port=0, token="the token of a friend")
+    save_connection(mesh.url, TOKEN)
+    monkeypatch.setattr(
+        Network, "meshes", (announced("mine", parse_address(mesh.url)), announced("theirs", parse_address(friends.url)))
+    )
+    try:
+        found, said = choose(token="the token of a friend")
+    finally:
+        friends.stop()
+
+    assert found == (friends.url, "the token of a friend")
+    assert said[1].startswith('gpumesh: skipped the mesh "mine"')
+
+
 def test_a_saved_mesh_that_has_moved_is_found_with_its_saved_token(
     mesh: Any, nobody: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
