@@ -59,7 +59,7 @@ class TlsSocket:
                     if filled:
                         break
                     raise BlockingIOError from None
-                except ssl.SSLError:
+                except OSError:
                     if filled:
                         break  # The next call says it again.
                     raise
