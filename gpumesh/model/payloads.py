@@ -91,6 +91,24 @@ class Bundle(NamedTuple):
     refs: Tuple[int, ...] = ()
 
 
+_PAYLOADS = (bytes, OutOfBand, Stored)
+
+
+def is_payload(payload: Any) -> bool:
+    """Whether this can be the arguments or the result of a task."""
+    if not isinstance(payload, tuple):
+        return type(payload) in _PAYLOADS
+    if len(payload) < len(Bundle._fields) or type(payload[0]) not in _PAYLOADS:
+        return False
+    inputs, refs = payload[1:3]
+    if not isinstance(inputs, tuple) or not isinstance(refs, tuple) or any(type(oid) is not int for oid in refs):
+        return False
+    return all(
+        isinstance(each, tuple) and len(each) == 2 and type(each[0]) in (int, str) and type(each[1]) in (*_PAYLOADS, Later)
+        for each in inputs
+    )
+
+
 def payload_bytes(payload: Any) -> int:
     """Size of a payload in bytes, as it lies in a message."""
     if type(payload) is bytes:

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Un
 
 from gpumesh.config import ABSENT_CLIENT_SECONDS, FETCH_WINDOW_BYTES, INLINE_VALUE_BYTES, MIB, RECOVERY_SECONDS
 from gpumesh.model.ids import WorkerId
-from gpumesh.model.payloads import Bundle, Later, OutOfBand, Stored, mentioned, payload_bytes
+from gpumesh.model.payloads import Bundle, Later, Stored, mentioned, payload_bytes
+from gpumesh.model.payloads import is_payload as is_payload
 from gpumesh.model.resources import show_bytes
 from gpumesh.protocol import messages as msg
 from gpumesh.protocol.connection import OBJECT_TRANSFER, ObjectDelivered
@@ -42,7 +43,6 @@ logger = logging.getLogger("gpumesh.coordinator")
 MAX_OID = 1 << 63
 MEASURE_SECONDS = 5.0  # A rate is told at the latest after so long, while more and more is sent.
 MEASURED_BYTES = 1 * MIB  # Of less than this, the round trip is most.
-_PAYLOADS = (bytes, OutOfBand, Stored)
 
 OnArrival = Callable[[Optional[str]], None]
 """Told why an object is lost, None when it is here."""
@@ -754,21 +754,6 @@ class ObjectService:
         peer.sending.clear()
         peer.unsealed.clear()
         peer.pins.clear()
-
-
-def is_payload(payload: Any) -> bool:
-    """Whether this can be the arguments or the result of a task."""
-    if not isinstance(payload, tuple):
-        return type(payload) in _PAYLOADS
-    if len(payload) < len(Bundle._fields) or type(payload[0]) not in _PAYLOADS:
-        return False
-    inputs, refs = payload[1:3]
-    if not isinstance(inputs, tuple) or not isinstance(refs, tuple) or any(type(oid) is not int for oid in refs):
-        return False
-    return all(
-        isinstance(each, tuple) and len(each) == 2 and type(each[0]) in (int, str) and type(each[1]) in (*_PAYLOADS, Later)
-        for each in inputs
-    )
 
 
 def _are_counts(objects: Any) -> bool:

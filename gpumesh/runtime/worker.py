@@ -36,6 +36,7 @@ from gpumesh.protocol.messages import (
 from gpumesh.runtime.dialing import Dialer
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
 from gpumesh.runtime.link import PeerLink
+from gpumesh.runtime.orders import TO_BE_CHECKED, wrong_with
 from gpumesh.runtime.owner import Obedience, OwnerWatch
 from gpumesh.runtime.pool import Launch, PoolOwner, RunnerPool
 from gpumesh.runtime.reconnecting import Backoff, KeptResults
@@ -233,6 +234,10 @@ class WorkerAgent(PoolOwner):
     def _on_events(self, link: PeerLink, events: List[Any]) -> None:
         for message in events:
             kind = type(message)
+            problem = wrong_with(message, self._specs) if kind in TO_BE_CHECKED else ""
+            if problem:
+                self._refuse(link, problem)
+                return
             if kind is RunTasks:
                 self._run(self._specs[message.spec], message)
             elif kind is DefineFunction:
@@ -264,6 +269,12 @@ class WorkerAgent(PoolOwner):
                 self._lost.set_result(message.error or MeshUnavailableError(f"the coordinator left: {message.reason}"))
             elif self._objects is not None and kind is not Closed:
                 self._objects.handle(kind, message)
+
+    def _refuse(self, link: PeerLink, problem: str) -> None:
+        """The coordinator makes no sense: end this connection, as if it had broken."""
+        link.refuse("protocol", problem)
+        if not self._lost.done():
+            self._lost.set_result(ProtocolError(f"the coordinator breaks the rules: {problem}"))
 
     def _run(self, spec: int, message: RunTasks) -> None:
         tasks = message.tasks
