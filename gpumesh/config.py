@@ -265,6 +265,7 @@ HTTP_HEAD_BYTES = 16 * KIB  # Of a request's first lines; browsers send 2 KiB.
 HTTP_SECONDS = 60.0  # One connection that asks and is no WebSocket: a page, or a few figures, over the slowest link.
 WEBSOCKET_READ_BYTES = 256 * KIB  # Of the mesh's bytes in one message; proxies hold a few of them.
 WEBSOCKET_MESSAGE_BYTES = 1 * MIB  # The largest message taken in: proxies may join what they pass on.
+WEBSOCKET_IDLE_SECONDS = 0.5  # Of a client's thread for pipes after the last one: connections take a moment to close.
 HTTP_IDLE_SECONDS = (
     30.0  # Between two requests of one connection: two rounds of a usual scraper, whose connection is kept then.
 )

@@ -7,7 +7,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any, Optional
 
-from gpumesh.config import GOODBYE_SECONDS
+from gpumesh.config import GOODBYE_SECONDS, WEBSOCKET_IDLE_SECONDS
 from gpumesh.network.address import Address
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def drain(timeout: float = GOODBYE_SECONDS) -> None:
 
 
 class _Beside:
-    """A daemon thread with a loop; begins with the first pipe and ends with the last."""
+    """A daemon thread with a loop; begins with the first pipe and ends a moment after the last."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -66,9 +66,14 @@ class _Beside:
         with self._changed:
             self._count -= 1
             if not self._count and self._loop is not None:
+                self._loop.call_later(WEBSOCKET_IDLE_SECONDS, self._end_if_idle)
+            self._changed.notify_all()
+
+    def _end_if_idle(self) -> None:
+        with self._changed:
+            if not self._count and self._loop is not None:
                 self._loop.stop()
                 self._loop = None
-            self._changed.notify_all()
 
     def drain(self, timeout: float) -> None:
         with self._changed:
@@ -85,19 +90,10 @@ def _start() -> asyncio.AbstractEventLoop:
 
 def _run(loop: Any) -> None:
     loop.run_forever()
-    loop.run_until_complete(_finish())
-    loop.close()
-
-
-async def _finish() -> None:
-    """What is on its way out gets there: whoever waits for a connection that has failed is told."""
-    import asyncio
-
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    if tasks:
-        await asyncio.wait(tasks, timeout=GOODBYE_SECONDS)
-    for _ in range(3):  # From the end of a task to its callbacks, and from there to the other thread.
-        await asyncio.sleep(0)
+    try:
+        loop.close()
+    except OSError:
+        pass  # uvloop: a connection is still being closed. It goes with the process.
 
 
 _beside = _Beside()
