@@ -127,7 +127,6 @@ def serve(
     is_near = (is_loopback(host) or host == "localhost") and not public
     identity = _identity(cert, key, insecure=insecure, yes=yes, is_near=is_near)
     secret = supplied or generated_token(own_address(host, port, identity).url) or generate_token()
-    check_token(supplied)
     log_to_stderr(usual_level=logging.INFO)
 
     saved_as = [""]  # The address as this user's connection names it, once it is known.
@@ -140,11 +139,16 @@ def serve(
 
     def announce(url: str) -> None:
         saved_as[0] = url
+        check_token(supplied)
         save_connection(url, secret, is_generated=not supplied)
         is_shown = not supplied and (show_token or sys.stdout.isatty())  # What is no terminal is kept, and read by others.
         banner = Banner(host, parse_address(url), identity.fingerprint if identity is not None else b"", ways.named)
         for line in banner.lines(secret if is_shown else "", is_generated=not supplied):
             typer.echo(line)
+        if ways.tunnels:
+            typer.echo(
+                "Through the tunnel the whole internet can knock, and needs the token like everybody; it closes with the mesh."
+            )
         for obstacle in ways.obstacles:
             typer.echo(f"gpumesh: {obstacle}", err=True)
 

@@ -24,4 +24,6 @@ def join_addresses(host: str, port: int, way: str, named: Sequence[Address]) -> 
         named: Addresses that somebody has given by hand; they come first. A port of 0 is `port`.
     """
     by_hand = [each._replace(port=each.port or port, way=way if each.way == PORT else each.way) for each in named]
+    if by_hand and is_only_local(host):
+        return list(dict.fromkeys(by_hand))  # The other end of a tunnel: of no use to others is what it leads to.
     return list(dict.fromkeys([*by_hand, *(Address(each, port, way) for each in reachable_hosts(host))]))
