@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Mapping, Optional, Tuple, Union
 import typer
 
 from gpumesh.cli.console import TOKEN, TOKEN_FILE, given_token, log_to_stderr
-from gpumesh.network.address import Address
+from gpumesh.network.address import HTTPS, WEBSOCKET, Address
 from gpumesh.runtime.findings import FAULT, MESH, NOTE, OK, WARNING, Finding
 
 _COLOURS = {OK: typer.colors.GREEN, NOTE: typer.colors.CYAN, WARNING: typer.colors.YELLOW, FAULT: typer.colors.RED}
@@ -94,7 +94,11 @@ def _there(address: Address, secret: Optional[str]) -> List[Finding]:
     doctor_way.mesh_workers = _workers
     found = doctor_way.check_way(address, secret)
     own = {"127.0.0.1", "::1", "localhost", *(each.ip for each in host_addresses())}
-    if address.host in own and any(each.check == "coordinator" and each.state == OK for each in found):
+    if (
+        address.way not in (HTTPS, WEBSOCKET)
+        and address.host in own
+        and any(each.check == "coordinator" and each.state == OK for each in found)
+    ):
         found += check_others(address.port, address.way)
     return found
 

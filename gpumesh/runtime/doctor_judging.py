@@ -225,8 +225,12 @@ def versions(here: Tuple[str, str], coordinator: str, workers: Sequence[Mapping[
             )
         )
     elif workers:
-        found.append(ok("versions", f"all {len(workers)} workers have Python {python_here}, as here", place=MESH))
+        found.append(ok("versions", f"{_all(len(workers))} Python {python_here}, as here", place=MESH))
     return found
+
+
+def _all(count: int) -> str:
+    return "its worker has" if count == 1 else f"all {count} workers have"
 
 
 def names_of(names: Sequence[str], most: int = 4) -> str:

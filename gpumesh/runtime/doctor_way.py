@@ -99,6 +99,11 @@ def check_tls(result: ProbeResult) -> List[Finding]:
     """Whether what is said will be encrypted."""
     if result.certificate:
         shown = ":".join(result.certificate[index : index + 2] for index in range(0, 32, 2))
+        if result.kind == probing.WEB:
+            text = (
+                f"a proxy or tunnel speaks TLS (SHA-256 of its certificate: {shown}); inside it the mesh speaks TLS once more"
+            )
+            return [ok("tls", text, place=MESH)]
         return [ok("tls", f"it speaks TLS; its certificate's SHA-256 begins with {shown}", place=MESH)]
     if is_loopback(result.ip):
         return [ok("tls", "it is this very machine; no TLS is needed", place=MESH)]

@@ -14,6 +14,7 @@ import pytest
 import typer
 
 from gpumesh import GPUMesh, accelerate
+from gpumesh.cli import doctor
 from gpumesh.cli.serve_ways import Ways
 from gpumesh.errors import MeshUnavailableError
 from gpumesh.network.address import Address, parse_address
@@ -102,6 +103,12 @@ def test_an_account_without_tcp_gets_https_and_the_mesh_goes_by_websocket(progra
 
     with GPUMesh(url, token=TOKEN, fallback=False, connect_timeout=10) as mesh:
         assert accelerate(mesh)(square).remote(8).result(30) == 64
+
+    found = {each.check: each for each in doctor._there(parse_address(url), TOKEN)}
+    assert {each.state for each in found.values()} == {"ok"}
+    assert "inside it the mesh speaks TLS once more" in found["tls"].text
+    assert "it can do everything" in found["token"].text
+    assert "reach" not in found
 
     assert ngrok_of(programs) is not None
     server.process.kill()  # It leaves no tunnel behind.
