@@ -13,6 +13,7 @@ import typer
 from gpumesh.cli import (
     actors,
     benchmark,
+    connection,
     demo,
     devices,
     doctor,
@@ -25,6 +26,7 @@ from gpumesh.cli import (
     radar,
     serve,
     service,
+    setup,
     submit,
     token,
     workers,
@@ -42,10 +44,13 @@ app = typer.Typer(
     rich_markup_mode=None,  # Plain help that any terminal, pager and log shows alike.
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command(name="setup")(setup.setup)
 app.command(name="serve")(serve.serve)
 app.command(name="join")(join.join)
 app.command(name="quickjoin")(quickjoin.quickjoin)
 app.command(name="radar")(radar.radar)
+app.command(name="show-connection")(connection.show_connection)
+app.command(name="disconnect")(connection.disconnect)
 app.command(name="workers")(workers.workers)
 app.command(name="submit")(submit.submit)
 app.command(name="status")(jobs.status)

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import typer
 
@@ -62,17 +62,28 @@ def radar(
             view.close()
 
 
-def show(watcher: Watcher, view: View, *, once: bool = False, seconds: float = FIND_SECONDS) -> None:
+def show(
+    watcher: Watcher,
+    view: View,
+    *,
+    once: bool = False,
+    seconds: float = FIND_SECONDS,
+    until: Optional[Callable[[], bool]] = None,
+) -> bool:
     """The table: on a terminal live until q or Ctrl-C, elsewhere, or if asked, once.
 
     Args:
         seconds: How long to look where it is shown once.
+        until: The live one ends as well when this is true.
+
+    Returns:
+        Whether Ctrl-C has ended it.
     """
     if once or not sys.stdout.isatty():
         _look_once(watcher, view, seconds)
         _print(view)
-    else:
-        _live(view)
+        return False
+    return _live(view, until)
 
 
 class View:
@@ -283,7 +294,7 @@ def _counted(workers: List[Dict[str, Any]]) -> str:
 # --- live
 
 
-def _live(view: View) -> None:
+def _live(view: View, until: Optional[Callable[[], bool]]) -> bool:
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
@@ -298,10 +309,11 @@ def _live(view: View) -> None:
     console = Console()
     with _keys() as pressed, Live(now(), console=console, auto_refresh=False, transient=False) as live:
         try:
-            while not pressed.wait(_REFRESH_SECONDS):
+            while not pressed.wait(_REFRESH_SECONDS) and not (until is not None and until()):
                 live.update(now(), refresh=True)
         except KeyboardInterrupt:
-            pass
+            return True
+    return False
 
 
 @contextlib.contextmanager

@@ -143,10 +143,12 @@ def generated_token(url: str) -> Optional[str]:
 
 
 def load_connection() -> Tuple[Optional[str], Optional[str]]:
-    """(url, token) as saved, (None, None) when nothing usable is."""
+    """(url, token) as saved, (None, None) when nothing usable is. A file that others can read is closed to them, with a warning."""
     path = connection_file()
     try:
         with open(path, encoding="utf-8") as file:
+            if os.name == "posix" and os.fstat(file.fileno()).st_mode & 0o077:
+                _close_to_others(path)
             saved = json.load(file)
         url, token = saved["url"], saved["token"]
         if not (isinstance(url, str) and isinstance(token, str)):
@@ -159,6 +161,27 @@ def load_connection() -> Tuple[Optional[str], Optional[str]]:
         )
         return None, None
     return url or None, token or None
+
+
+def _close_to_others(path: str) -> None:
+    logger.warning(
+        "others on this machine could read the token in %s; it is yours alone now: `gpumesh token rotate` draws a new one", path
+    )
+    with contextlib.suppress(OSError):
+        os.chmod(path, 0o600)
+
+
+def forget_connection() -> bool:
+    """Delete the saved connection; whether there was one.
+
+    Raises:
+        OSError: It cannot be deleted.
+    """
+    try:
+        os.unlink(connection_file())
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def resolve_connection(url: Optional[str] = None, token: Optional[str] = None) -> Tuple[Optional[str], Optional[str]]:
