@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any, Dict, List, Optional
 
 import typer
@@ -76,9 +77,8 @@ class _Look:
     def __init__(self, slots: Optional[int], score: Optional[float], tags: Dict[str, str]) -> None:
         from gpumesh.devices.detect import local_facts
 
-        self._slots = slots
+        self._started = time.monotonic()
         self._score = score
-        self._tags = tags
         facts = local_facts(slots=slots, score=score, tags=tags)
         from gpumesh.model.resources import show_bytes
 
@@ -110,7 +110,7 @@ class _Look:
 
     def lines(self) -> List[str]:
         """What was found out, as far as it is known in time."""
-        self._thread.join(QUICK_BENCHMARK_SECONDS)
+        self._thread.join(max(0.0, self._started + QUICK_BENCHMARK_SECONDS - time.monotonic()))
         said = [f"gpumesh: {self._figure}"] if self._figure else []
         said += [f"gpumesh: {gpu}" for gpu in self._gpus]
         if self._thread.is_alive():
