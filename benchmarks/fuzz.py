@@ -25,9 +25,9 @@ RESIDENT_GROWTH = 64 * 2**20
 def main(arguments: Sequence[str]) -> int:
     """1 when something was found."""
     options = _parser().parse_args(arguments)
-    logging.disable(logging.CRITICAL)
     if options.replay:
         return replay(Path(options.replay))
+    logging.disable(logging.CRITICAL)
     found = 0
     for side in options.side or list(SIDES):
         figures = run(side, frames=options.frames, seconds=options.seconds, seed=options.seed, verbose=options.verbose)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
-from typing import Any, Dict, List, Sequence
+import threading
+import time
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
-from benchmarks.fuzz_engine import Case
+from benchmarks.fuzz_engine import DEADLINE_SECONDS, Case
 from benchmarks.fuzz_memory import FACTS, TOKEN, JumpingLoop, MemoryTransport, feed, worker_facts
+from gpumesh.client.channel import Channel
+from gpumesh.client.lanes import SpecHandle
+from gpumesh.client.link import MeshLink
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.network.address import Address
-from gpumesh.protocol.connection import Connection
-from gpumesh.protocol.messages import MESSAGE_TYPES, DefineFunction, DefineSpec, RunTasks
+from gpumesh.protocol.connection import Connection, Established
+from gpumesh.protocol.messages import MESSAGE_TYPES, DefineFunction, DefineSpec, RunTasks, TaskResults
 from gpumesh.runtime.link import PeerLink
 from gpumesh.runtime.worker import WorkerAgent
 
@@ -107,6 +113,89 @@ class Agent:
         await self._shut()
 
 
+class Exported(NamedTuple):
+    """A function as an exporter makes it."""
+
+    digest: bytes
+    body: bytes
+    python: str = ""
+    modules: Tuple[str, ...] = ()
+    refs: Tuple[Any, ...] = ()
+
+
+class Asking:
+    """A client with tasks that it waits for, and its coordinator; on a real socket pair, with the thread that reads it."""
+
+    name = "asking"
+    share = 0.1
+    kinds: Sequence[int] = tuple(MESSAGE_TYPES)
+
+    def __init__(self, loop: JumpingLoop) -> None:
+        self._handles: List[SpecHandle] = []
+
+    def seeds(self) -> List[Case]:
+        from benchmarks.fuzz_sides import as_frame, samples
+
+        every = samples()
+        done = as_frame(TaskResults("box", [(TASK, 0, b"\x80\x05N.", 0.25)]))
+        return [[frame] for frame in every.values()] + [[done, frame] for frame in every.values()]
+
+    async def run(self, case: Case) -> List[str]:
+        ours, theirs = socket.socketpair()
+        link = MeshLink(ours, Connection.relayed(role="client", mesh="m", workers=1, now=time.monotonic(), facts=FACTS))
+        channel = Channel(
+            Address("127.0.0.1", 9),
+            TOKEN,
+            name="asking",
+            connect_timeout=1.0,
+            reconnect_timeout=0.0,
+            on_workers=lambda channel, count: None,
+            dialer=lambda client, timeout: (link, Established("client", "m", 1, FACTS), []),
+        )
+        channel.client = CLIENT
+        channel._next_id = TASK
+        sinks = [_Ended(), _Ended()]
+        with theirs, open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):  # fmt: skip
+            channel.connect()
+            handle = SpecHandle(7, TaskSpec(bytes(range(16)), "f"), Exported(bytes(range(16)), b"body"), None)
+            for sink in sinks:
+                channel.submit(handle, b"arguments", sink)
+            theirs.setblocking(False)
+            with contextlib.suppress(OSError):  # It may have hung up, or be read too slowly: then it has less of the case.
+                for data in case:
+                    theirs.sendall(data)
+            with contextlib.suppress(OSError):
+                theirs.shutdown(socket.SHUT_WR)
+            thread = channel._thread
+            assert thread is not None
+            thread.join(DEADLINE_SECONDS / 2)
+            problems = ["its thread goes on without a coordinator"] if thread.is_alive() else []
+        if "the client's own I/O failed" in str(channel.end):
+            problems.append(str(channel.end))
+        waiting = [place for place, sink in enumerate(sinks) if not sink.count]
+        if waiting and not problems:
+            problems.append(f"nobody has told what became of tasks {waiting}")
+        channel.close()
+        return problems
+
+    async def rest(self) -> str:
+        left = [thread.name for thread in threading.enumerate() if thread.name == "gpumesh-io"]
+        return f"{len(left)} threads are left" if left else ""
+
+
+class _Ended:
+    """Who waits for a task."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def task_ended(self, task_id: int, status: int, payload: Any, seconds: float, worker: str) -> None:
+        self.count += 1
+
+    def stream_items(self, channel: Any, message: Any, items: Any) -> None:
+        """Its task is no generator."""
+
+
 def dialed() -> Dict[str, Any]:
     """These sides by their names."""
-    return {Agent.name: Agent}
+    return {Agent.name: Agent, Asking.name: Asking}

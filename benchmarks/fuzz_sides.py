@@ -7,9 +7,9 @@ import os
 import random
 from typing import Any, Callable, Dict, List, Sequence
 
+from benchmarks.fuzz_dialed import dialed
 from benchmarks.fuzz_engine import Case
 from benchmarks.fuzz_memory import FACTS, OBJECT_MEMORY, TOKEN, Honest, JumpingLoop, MemoryTransport, RawPeer, worker_facts
-from benchmarks.fuzz_dialed import dialed
 from benchmarks.fuzz_outside import outside
 from gpumesh.model.tasks import TaskSpec
 from gpumesh.network.address import Address

@@ -47,6 +47,7 @@ from gpumesh.errors import (
 )
 from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS
 from gpumesh.model.outcomes import Status
+from gpumesh.model.payloads import is_payload
 from gpumesh.network.address import Address
 from gpumesh.protocol.connection import Closed, Established
 from gpumesh.protocol.messages import (
@@ -92,6 +93,7 @@ _FOLLOW_SECONDS = 60.0  # Keeps a lost notification from being for ever.
 
 CONFIRMED_WITH_OTHERS = 64  # Results whose arrival is confirmed when something else is sent anyway.
 _OK = int(Status.OK)
+_REFUSED = int(Status.REFUSED)
 
 AnyCondition = Union[threading.Condition, Callable[[], threading.Condition]]
 
@@ -791,6 +793,8 @@ class Channel:
                 resent = self._calls.resent
                 for task_id, status, payload, seconds in iterator:
                     entry = pending.get(task_id)
+                    if type(payload) is not bytes and status == _OK and not is_payload(payload):
+                        status, payload = _REFUSED, {"reason": "the coordinator sent what is no value"}
                     if type(payload) is not bytes and status == _OK:
                         payload = self.objects.received(payload)  # Also where nobody wants it: it was granted to us.
                         if entry is not None and payload.ref is not None:
@@ -860,6 +864,8 @@ class Channel:
 
     def _on_items(self, message: StreamItems) -> None:
         """Values of a generator. What they refer to was granted to us, also where nobody wants them."""
+        if not all(type(item) is bytes or is_payload(item) for item in message.items):
+            return  # The stream does not go on; its task's end is told all the same.
         items = [item if type(item) is bytes else self.objects.received(item) for item in message.items]
         entry = self._pending.get(message.task_id)
         if entry is not None:
