@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import io
 import socket
 import threading
 import time
@@ -21,6 +21,7 @@ from gpumesh.protocol.connection import Connection, Established
 from gpumesh.protocol.messages import MESSAGE_TYPES, DefineFunction, DefineSpec, RunTasks, TaskResults
 from gpumesh.runtime.link import PeerLink
 from gpumesh.runtime.worker import WorkerAgent
+from gpumesh.scheduler import local
 
 CLIENT = 0x1A2B3C4D  # As the samples have it.
 TASK = (CLIENT << 32) | 17
@@ -58,6 +59,8 @@ class Agent:
         self._agent = WorkerAgent(
             address=Address("127.0.0.1", 9), token=TOKEN, facts=worker_facts(), worker_id="0123456789abcdef", spawner=ours
         )
+        # Specs name packages: an environment would be built for each, with the real installer.
+        self._agent._pool._define_environment = lambda spec, packages: local.OWN_ENVIRONMENT
         self._agent._pool.start()
 
     async def _shut(self) -> None:
@@ -155,7 +158,8 @@ class Asking:
         channel.client = CLIENT
         channel._next_id = TASK
         sinks = [_Ended(), _Ended()]
-        with theirs, open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):  # fmt: skip
+        nowhere = io.StringIO()  # What tasks print.
+        with theirs, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
             channel.connect()
             handle = SpecHandle(7, TaskSpec(bytes(range(16)), "f"), Exported(bytes(range(16)), b"body"), None)
             for sink in sinks:
