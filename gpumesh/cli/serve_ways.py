@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, List
 
 import typer
@@ -11,6 +12,9 @@ from gpumesh.network.ranking import ANY, is_only_local
 
 if TYPE_CHECKING:
     from gpumesh.runtime.serving import Beside
+
+
+_SECRETS = ("NGROK_AUTHTOKEN", "NGROK_API_KEY")
 
 
 class Ways:
@@ -30,6 +34,8 @@ class Ways:
         self.obstacles: List[str] = []  # What may keep others out.
         self._host = host
         self._public = public
+        # Of the account at ngrok; what is started from here, tasks included, has no use for them.
+        self._secrets = {name: os.environ.pop(name) for name in _SECRETS if public and name in os.environ}
 
     @property
     def named(self) -> List[Address]:
@@ -47,7 +53,7 @@ class Ways:
             from gpumesh.runtime.tunnelling import public
 
             typer.echo("gpumesh: opening a tunnel of ngrok ...", err=True)
-            found.append(public(self.tunnels.append))
+            found.append(public(self.tunnels.append, self._secrets))
         return found
 
 

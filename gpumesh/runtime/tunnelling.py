@@ -8,7 +8,7 @@ import json
 import logging
 import socket
 import sys
-from typing import Any, AsyncIterator, Callable, Dict
+from typing import Any, AsyncIterator, Callable, Dict, Mapping
 
 from gpumesh.config import TUNNEL_CHECK_SECONDS, TUNNEL_END_SECONDS, TUNNEL_START_SECONDS
 from gpumesh.devices.children import environment
@@ -25,11 +25,12 @@ FROM_TUNNEL = "127.0.0.2"  # As whom those are counted that come through it; thi
 _AGAIN_SECONDS = 0.3  # Until a fresh tunnel that does not carry yet is tried again.
 
 
-def public(on_open: Callable[[Address], object]) -> Beside:
+def public(on_open: Callable[[Address], object], variables: Mapping[str, str]) -> Beside:
     """A tunnel through which machines of any network reach the mesh.
 
     Args:
         on_open: Told its address, once the mesh has answered through it.
+        variables: What its process has in its environment besides ours.
     """
 
     @contextlib.asynccontextmanager
@@ -37,7 +38,7 @@ def public(on_open: Callable[[Address], object]) -> Beside:
         with _Entry(served) as entry:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", MODULE, entry.address, str(Address(near(served.host), served.port)),
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment(), start_new_session=True,  # Ctrl-C is not for it.
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment(variables), start_new_session=True,  # Ctrl-C is not for it.
             )  # fmt: skip
             watching = None
             try:

@@ -75,6 +75,10 @@ def square(x: int) -> int:
     return x * x
 
 
+def variable(name: str) -> Optional[str]:
+    return os.environ.get(name)
+
+
 def test_a_public_mesh_works_through_its_tunnel_and_closes_it_on_ctrl_c(programs: Programs) -> None:
     server = serve(programs)
     url = server.wait_for(r"To join with another machine: gpumesh join (\S+)").group(1)
@@ -83,12 +87,14 @@ def test_a_public_mesh_works_through_its_tunnel_and_closes_it_on_ctrl_c(programs
     assert asked(programs) == ["tcp"]
     assert "secret-of-the-account" not in " ".join(tunnel.cmdline())
     assert TOKEN not in str(tunnel.environ())
+    assert tunnel.environ()["NGROK_AUTHTOKEN"] == "secret-of-the-account"
 
     with GPUMesh(f"insecure://{parse_address(url)}", token=TOKEN, fallback=False, connect_timeout=5) as mesh:
         with pytest.raises(ConnectionError, match="TLS"):  # Who comes through a tunnel is nobody of this machine.
             mesh.workers()
     with GPUMesh(f"https://{parse_address(url)}", token=TOKEN, fallback=False, connect_timeout=10) as mesh:
         assert accelerate(mesh)(square).remote(7).result(30) == 49
+        assert accelerate(mesh)(variable).remote("NGROK_AUTHTOKEN").result(30) is None
 
     server.interrupt()
     assert server.wait() == 0
