@@ -31,6 +31,17 @@ def _menus() -> Optional[Any]:
     return questionary
 
 
+def _prompt(question: str, **options: Any) -> Any:
+    return _plainly(typer.prompt, question, **options)
+
+
+def _plainly(ask: Callable[..., Any], question: str, **options: Any) -> Any:
+    try:
+        return ask(question, **options)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+
+
 def choose(question: str, choices: Sequence[Tuple[str, str]]) -> str:
     """One of several.
 
@@ -45,7 +56,7 @@ def choose(question: str, choices: Sequence[Tuple[str, str]]) -> str:
     for number, (_, title) in enumerate(choices, 1):
         typer.echo(f"  {number}  {title}")
     while True:
-        number = int(typer.prompt("Which one", type=int, default=1))
+        number = int(_prompt("Which one", type=int, default=1))
         if 1 <= number <= len(choices):
             return choices[number - 1][0]
         typer.echo(f"There are {len(choices)} to choose from; type a number from 1 to {len(choices)}.")
@@ -58,7 +69,7 @@ def text(question: str, *, default: str = "", check: Optional[Check] = None) -> 
         if menus is not None:
             answer = str(menus.text(question, default=default, qmark="gpumesh:").unsafe_ask())
         else:
-            answer = str(typer.prompt(question, default=default, show_default=bool(default)))
+            answer = str(_prompt(question, default=default, show_default=bool(default)))
         problem = check(answer.strip()) if check is not None else ""
         if not problem:
             return answer.strip()
@@ -72,7 +83,7 @@ def secret(question: str, *, check: Optional[Check] = None) -> str:
         if menus is not None:
             answer = str(menus.password(question, qmark="gpumesh:").unsafe_ask())
         else:
-            answer = str(typer.prompt(question, hide_input=True))
+            answer = str(_prompt(question, hide_input=True))
         problem = check(answer.strip()) if check is not None else ""
         if not problem:
             return answer.strip()
@@ -84,4 +95,4 @@ def confirm(question: str, *, default: bool = True) -> bool:
     menus = _menus()
     if menus is not None:
         return bool(menus.confirm(question, default=default, qmark="gpumesh:").unsafe_ask())
-    return bool(typer.confirm(question, default=default))
+    return bool(_plainly(typer.confirm, question, default=default))

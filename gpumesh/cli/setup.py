@@ -116,12 +116,12 @@ def hardware() -> List[str]:
     cpu = next(device for device in facts.devices if device.kind == "cpu")
     said = [f"gpumesh: this is {facts.hostname}: {cpu.name}, {facts.cores} cores, {show_bytes(facts.memory)} of memory"]
     try:
-        gpus = [row for row in of_this_machine() if row["device"] != "cpu"]
+        gpus = [row for row in of_this_machine() if row["kind"] != "cpu"]
     except MeshError as error:
         return [*said, f"gpumesh: {error}"]
     for row in gpus:
         why = row.get("problem") or ""
-        said.append(f"gpumesh: {row['device_name']}{f' (not used: {why})' if why else ''}")
+        said.append(f"gpumesh: {row['name']}{f' (not used: {why})' if why else ''}")
     if not gpus:
         said.append("gpumesh: no GPU that can be used; its processor works all the same")
     return said
