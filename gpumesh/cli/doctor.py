@@ -43,7 +43,7 @@ def doctor(
     if not as_json:
         typer.secho("This machine", bold=True)
         _show(found)
-    way = list(_there(address, secret)) if address is not None else []
+    way = list(on_the_way(address, secret)) if address is not None else []
     if as_json:
         import json
 
@@ -86,13 +86,13 @@ def _which(url: Optional[str], supplied: Optional[str]) -> Tuple[Optional[Addres
         return None, None, fault("address", str(error), "give the address that `gpumesh serve` shows")
 
 
-def _there(address: Address, secret: Optional[str]) -> List[Finding]:
+def on_the_way(address: Address, secret: Optional[str]) -> List[Finding]:
+    """What is found on the way to a mesh, and, if it is one of this machine, about its addresses."""
     from gpumesh.network.interfaces import host_addresses
-    from gpumesh.runtime import doctor_way
     from gpumesh.runtime.doctor_own import check_others
+    from gpumesh.runtime.doctor_way import check_way
 
-    doctor_way.mesh_workers = _workers
-    found = doctor_way.check_way(address, secret)
+    found = check_way(address, secret, _workers)
     own = {"127.0.0.1", "::1", "localhost", *(each.ip for each in host_addresses())}
     if (
         address.way not in (HTTPS, WEBSOCKET)

@@ -9,7 +9,7 @@ import contextlib
 import email.utils
 import socket
 import time
-from typing import Any, List, Optional, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from gpumesh.config import DOCTOR_STEP_SECONDS
 from gpumesh.network import probing
@@ -22,7 +22,11 @@ from gpumesh.runtime.findings import FAULT, MESH, Finding, fault, note, ok, warn
 _HEAD_BYTES = 4096
 
 
-def check_way(address: Address, token: Optional[str]) -> List[Finding]:
+AskWorkers = Callable[[Address, str], Union[str, Sequence[Mapping[str, Any]]]]
+"""Who works for the mesh at an address, asked with a token; or why that is not known. Clients can ask, and live on a floor above this one."""
+
+
+def check_way(address: Address, token: Optional[str], ask_workers: AskWorkers) -> List[Finding]:
     """All steps, as far as they go.
 
     Args:
@@ -49,10 +53,10 @@ def check_way(address: Address, token: Optional[str]) -> List[Finding]:
             note("token", "no token is known here; nothing more can be checked", "give --token-file, or set GPUMESH_TOKEN")
         )
         return found
-    proved = check_token(address, token, result)
+    proved = check_token(address, token, result, ask_workers)
     found.append(proved)
     if proved.state != FAULT:
-        found += check_versions(address, token, result)
+        found += check_versions(address, token, result, ask_workers)
     return found
 
 
@@ -132,7 +136,7 @@ def check_identity(result: ProbeResult) -> List[Finding]:
     return [fault(check, clause, advice or "check host and port", place=MESH)]
 
 
-def check_token(address: Address, token: str, result: ProbeResult) -> Finding:
+def check_token(address: Address, token: str, result: ProbeResult, ask_workers: AskWorkers) -> Finding:
     """Whether the mesh knows this token, and what it is good for."""
     kind = auth.kind_of(token)
     if kind == auth.METRICS:
@@ -140,7 +144,7 @@ def check_token(address: Address, token: str, result: ProbeResult) -> Finding:
             "token", "this token reads metrics and nothing else", "use the one of `gpumesh token` or `gpumesh token worker`"
         )
     if address.way in (HTTPS, WEBSOCKET):
-        return _token_by_connecting(address, token)
+        return _token_by_connecting(address, token, ask_workers)
     problem = probing.prove(address, token, DOCTOR_STEP_SECONDS, mesh=result.mesh)
     if problem:
         clause, _, advice = problem.partition("; ")
@@ -158,7 +162,7 @@ def check_clock(address: Address, targets: List[Tuple[Any, Any]]) -> Finding:
     return judge.clock(*answer)
 
 
-def check_versions(address: Address, token: str, result: ProbeResult) -> List[Finding]:
+def check_versions(address: Address, token: str, result: ProbeResult, ask_workers: AskWorkers) -> List[Finding]:
     """Whether all machines of the mesh go together."""
     from gpumesh.runtime.facts import peer_facts
 
@@ -167,20 +171,16 @@ def check_versions(address: Address, token: str, result: ProbeResult) -> List[Fi
     if auth.kind_of(token) != auth.FULL:
         found = judge.versions(here, result.gpumesh, [])
         return [*found, note("versions", "those of the other workers can be seen with the full token only", place=MESH)]
-    workers = mesh_workers(address, token)
+    workers = ask_workers(address, token)
     if isinstance(workers, str):
         return [warning("versions", f"the mesh does not say who works for it: {workers}", place=MESH)]
     return judge.versions(here, result.gpumesh, workers)
 
 
-# Set by the command line: asking a mesh is what clients do, and they live on a floor above this one.
-mesh_workers: Any = None
-
-
-def _token_by_connecting(address: Address, token: str) -> Finding:
+def _token_by_connecting(address: Address, token: str, ask_workers: AskWorkers) -> Finding:
     if auth.kind_of(token) == auth.WORKER:
         return note("token", "whether the mesh behind a proxy knows a worker's token shows only when a machine joins")
-    workers = mesh_workers(address, token)
+    workers = ask_workers(address, token)
     if isinstance(workers, str):
         clause, _, advice = workers.partition("; ")
         return fault("token", clause, advice)

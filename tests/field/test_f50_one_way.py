@@ -41,7 +41,7 @@ def examine(host: Host, url: str, token: str = TOKEN) -> Dict[str, List[Dict[str
     """What the doctor finds on the way from this host to a mesh, by check."""
     found: Dict[str, List[Dict[str, Any]]] = {}
     with host.inside():
-        for finding in doctor._there(parse_address(url), token):
+        for finding in doctor.on_the_way(parse_address(url), token):
             found.setdefault(finding.check, []).append(finding.as_dict())
     return found
 

@@ -56,7 +56,7 @@ def by_check(findings: List[Dict[str, Any]]) -> Found:
 
 def way(address: str, token: Optional[str] = TOKEN) -> Found:
     """The findings on the way to a mesh."""
-    return by_check([finding.as_dict() for finding in doctor._there(parse_address(address), token)])
+    return by_check([finding.as_dict() for finding in doctor.on_the_way(parse_address(address), token)])
 
 
 def states(found: Found, check: str) -> List[str]:

@@ -110,7 +110,7 @@ def test_an_account_without_tcp_gets_https_and_the_mesh_goes_by_websocket(progra
     with GPUMesh(url, token=TOKEN, fallback=False, connect_timeout=10) as mesh:
         assert accelerate(mesh)(square).remote(8).result(30) == 64
 
-    found = {each.check: each for each in doctor._there(parse_address(url), TOKEN)}
+    found = {each.check: each for each in doctor.on_the_way(parse_address(url), TOKEN)}
     assert {each.state for each in found.values()} == {"ok"}
     assert "inside it the mesh speaks TLS once more" in found["tls"].text
     assert "it can do everything" in found["token"].text
