@@ -67,10 +67,6 @@ class Banner:
             said.append(
                 "This machine is on no network now; once it is, join with its address there, or with --advertise ADDRESS here."
             )
-        elif self.is_hidden:
-            said.append(
-                "This is a container: others reach it by the address of its host; name that with --advertise HOST:PORT."
-            )
         if len(self.addresses) > 1:
             said.append(f"If it cannot reach that: {', '.join(each.url for each in self.addresses[1:])}")
         if self.is_hidden:
