@@ -209,6 +209,8 @@ def explain(address: Address, error: Optional[BaseException], timeout: float) ->
         error: What the TLS handshake has raised; None: it was not over in time.
         timeout: Seconds there were.
     """
+    if error is None:
+        return unanswered(address, timeout)  # Whoever says nothing to the one says nothing to the other, and the time is over.
     reason = str(getattr(error, "reason", None) or "")
     if reason.endswith("NO_APPLICATION_PROTOCOL"):
         return foreign(address)
@@ -230,8 +232,6 @@ def explain(address: Address, error: Optional[BaseException], timeout: float) ->
         or "the other side is" in str(found)
     ):
         return at(address, found, "", b"")
-    if error is None:
-        return unanswered(address, timeout)
     told = reason.replace("_", " ").lower() or getattr(error, "strerror", "") or str(error) or type(error).__name__
     return MeshUnavailableError(f"{address} broke the TLS handshake off ({told}); is a gpumesh coordinator running there?")
 
