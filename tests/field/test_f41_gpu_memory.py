@@ -33,7 +33,7 @@ class Site:
         port = int(coordinator.url.rpartition(":")[2])
         for key, memory in MEMORY.items():
             card = DeviceFacts("cuda", 0, f"Card {key}", memory, 100.0, uuid=key)
-            peer = MeshPeer(port, TOKEN, worker=f"worker {key}", devices=[card])
+            peer = MeshPeer(port, TOKEN, worker=f"worker-{key}", devices=[card])
             self.peers[key] = ends.enter_context(peer)
         self.running: Dict[str, List[Tuple[int, int]]] = {key: [] for key in MEMORY}
         until(lambda: len(self.mesh.workers()) == 3, 10, what="three workers")

@@ -44,7 +44,7 @@ def port() -> Iterator[int]:
 
 def submit_again(client: MeshPeer) -> None:
     client.send(
-        DefineFunction(SPEC.function, (b"body", (), ())),
+        DefineFunction(SPEC.function, b"body"),
         DefineSpec(1, SPEC),
         SubmitTasks(1, [TASK], [b"arguments"], True),
         ResubmissionEnds(),
@@ -93,7 +93,7 @@ def test_what_a_worker_took_along_is_known_to_have_been_lost_also_if_it_was_abou
         with MeshPeer(port, TOKEN, client=CLIENT) as client:
             with MeshPeer(port, TOKEN, worker="w1") as worker:
                 client.send(
-                    DefineFunction(SPEC.function, (b"body", (), ())), DefineSpec(1, SPEC), SubmitTasks(1, [TASK], [b"call"])
+                    DefineFunction(SPEC.function, b"body"), DefineSpec(1, SPEC), SubmitTasks(1, [TASK], [b"call"])
                 )
                 worker.expect(RunTasks)
                 worker.send(WorkerDraining("its owner ended it"))

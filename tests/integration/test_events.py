@@ -53,7 +53,7 @@ def test_joins_pauses_deaths_and_strangers_are_told(programs: Programs, tmp_path
         until(lambda: of_kind("died", mesh.events()), 20.0)
 
         with socket.create_connection(("127.0.0.1", port)) as stranger:
-            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            stranger.sendall(b"\x01\x02\x03\x04 nobody speaks so\r\n")
             until(lambda: of_kind("refused", mesh.events()), 20.0)
 
         events = mesh.events()

@@ -72,7 +72,7 @@ def leave_without_reading(served: Served) -> MeshPeer:
     client.expect(MeshChanged)
     first = 7 << SEQUENCE_BITS
     client.send(
-        DefineFunction(SPEC.function, (b"body", (), ())),
+        DefineFunction(SPEC.function, b"body"),
         DefineSpec(1, SPEC),
         SubmitTasks(1, [first], [bytes(800_000)]),
         SubmitTasks(1, [first + 1], [b""]),
