@@ -45,8 +45,9 @@ class GPUMesh:
     asyncio. It ends with `close()`, its `with` block, or the interpreter.
 
     Args:
-        url: The coordinator's address: `http://host:8000`, `host:port`, ... Without one: GPUMESH_URL, then the connection saved by
-            `gpumesh serve` or `gpumesh join`; if there is none, tasks run on this machine.
+        url: The coordinator's address and the way there: `http://host:8000`, `host:port`, `https://...`, `insecure://...`.
+            Without one: GPUMESH_URL, then the connection saved by `gpumesh serve` or `gpumesh join`; if there is none, tasks run on this
+            machine.
         token: Its secret; without one: GPUMESH_TOKEN, then the one saved for this address.
         connect_timeout: Seconds for the first use to connect.
         reconnect_timeout: Seconds to look for a coordinator that was lost, before what is pending fails.
