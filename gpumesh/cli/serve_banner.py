@@ -70,7 +70,9 @@ class Banner:
         if len(self.addresses) > 1:
             said.append(f"If it cannot reach that: {', '.join(each.url for each in self.addresses[1:])}")
         if self.is_hidden:
-            said.append("This is a container: if others cannot reach these addresses, name its host's with --advertise HOST:PORT.")
+            said.append(
+                "This is a container: if others cannot reach these addresses, name its host's with --advertise HOST:PORT."
+            )
         return said
 
 
