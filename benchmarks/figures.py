@@ -415,12 +415,21 @@ ROWS: Tuple[Row, ...] = (
     Row("tls_latency", "no-op inside TLS, p50", "tls_p50_us", "us", smaller_is_better=True),
     Row("tls_latency", "the same, plain", "plain_p50_us", "us", smaller_is_better=True),
     *(
-        Row("tls_bulk", f"100 MB inside TLS: {way}", f"tls_{way}_gb_s", "GB/s", smaller_is_better=False, bars=(Bar(1.5),))
-        for way in ("put", "get")
+        Row(
+            "tls_bulk", f"100 MB inside TLS, {title}", f"tls_link_{end}_gb_s", "GB/s", smaller_is_better=False, bars=(Bar(1.5),)
+        )
+        for end, title in (("to", "to a coordinator"), ("from", "from it"))
     ),
     *(
-        Row("tls_bulk", f"the same, plain: {way}", f"plain_{way}_gb_s", "GB/s", smaller_is_better=False)
-        for way in ("put", "get")
+        Row("tls_bulk", f"the same, {title}", f"{name}_gb_s", "GB/s", smaller_is_better=False)
+        for name, title in (
+            ("plain_link_to", "plain, to"),
+            ("plain_link_from", "plain, from"),
+            ("tls_put", "put into new memory"),
+            ("tls_get", "get into new memory"),
+            ("plain_put", "plain put"),
+            ("plain_get", "plain get"),
+        )
     ),
     *(
         row

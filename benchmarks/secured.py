@@ -11,9 +11,11 @@ from benchmarks.far import NO_SHARED_MEMORY, Commands
 from benchmarks.figures import Metrics, percentile
 from benchmarks.functions import new_array, noop
 from benchmarks.objects import GIGABYTE, check
+from benchmarks.secured_link import LinkCopy
 from benchmarks.systems import System
 
 PLAIN, SECURED = "plain", "tls"
+SCHEMES = {PLAIN: "http", SECURED: "https"}  # On loopback https:// asks for TLS, too.
 ROUNDS = 20  # Of each way, by turns.
 BULK_SECONDS = 40.0  # No further round is begun then.
 LEAST_ROUNDS = 3
@@ -41,9 +43,15 @@ def tls_latency(system: System, calls: int) -> Metrics:
 
 
 def tls_bulk(system: System, megabytes: int) -> Metrics:
-    """An array from a client to a coordinator that is another host's, and back."""
+    """A client and a coordinator that is another host's: the same memory again over the bare connection, then new arrays as objects."""
     array = new_array(megabytes)
     seconds: Dict[str, List[float]] = {}
+    with contextlib.ExitStack() as ends:
+        links = {way: ends.enter_context(LinkCopy(SCHEMES[way], megabytes)) for way in SCHEMES}
+        for _ in range(ROUNDS):
+            for way, link in links.items():
+                seconds.setdefault(f"{way}_link_to", []).append(link.send())
+                seconds.setdefault(f"{way}_link_from", []).append(link.receive())
     with contextlib.ExitStack() as ends:
         ways = {way: ends.enter_context(_mesh(way)) for way in (PLAIN, SECURED)}
         end = time.perf_counter() + BULK_SECONDS
@@ -65,18 +73,14 @@ def tls_bulk(system: System, megabytes: int) -> Metrics:
 
 @contextlib.contextmanager
 def _mesh(way: str) -> Iterator[Any]:
-    """A client that shares no memory with the coordinator of a mesh of one worker.
-
-    An address that begins with https:// asks for TLS on loopback, too.
-    """
+    """A client that shares no memory with the coordinator of a mesh of one worker."""
     from gpumesh import GPUMesh
 
     with contextlib.ExitStack() as ends:
         commands = ends.enter_context(Commands())
         environment = commands.environment
         url, token = environment["GPUMESH_URL"], environment["GPUMESH_TOKEN"]
-        if way == SECURED:
-            url = url.replace("http://", "https://")
+        url = url.replace("http://", f"{SCHEMES[way]}://")
         ends.enter_context(commands.worker(url, "--slots", "1", "--score", "1"))
         os.environ[NO_SHARED_MEMORY] = "1"
         try:
