@@ -1,6 +1,6 @@
 """A real reverse proxy before a coordinator: HTTPS with a certificate of its own, HTTP/1.1 only, WebSockets passed on message by message.
 
-As a program: `python -m tests.support.reverse_proxy FOLDER PORT TARGET`. Without a target it serves as many coordinators as there are
+As a program: `python -m tests.support.reverse_proxy FOLDER PORT TARGET`, with a port of this machine or HOST:PORT. With 0 it serves as many coordinators as there are
 ports: whoever connects to 127.1.a.b is passed on to the port a * 256 + b of this machine.
 """
 
@@ -60,7 +60,7 @@ class ReverseProxy:
         self.kill()
 
 
-async def _serve(folder: str, port: int, target: int) -> None:
+async def _serve(folder: str, port: int, target: str) -> None:
     import aiohttp
     from aiohttp import web
 
@@ -73,8 +73,8 @@ async def _serve(folder: str, port: int, target: int) -> None:
     session = aiohttp.ClientSession(auto_decompress=False)
 
     def behind(request: web.BaseRequest) -> str:
-        if target:
-            return f"127.0.0.1:{target}"
+        if target != "0":
+            return target if ":" in target else f"127.0.0.1:{target}"
         assert request.transport is not None
         _, _, high, low = request.transport.get_extra_info("sockname")[0].split(".")
         return f"127.0.0.1:{int(high) * 256 + int(low)}"
@@ -109,6 +109,7 @@ async def _serve(folder: str, port: int, target: int) -> None:
     asyncio.get_running_loop().add_reader(0, over.set)  # The tests have ended: it does not outlive them.
     await over.wait()
     listener.close()
+    await session.close()
 
 
 def main() -> None:
@@ -117,7 +118,7 @@ def main() -> None:
 
     folder, port, target = sys.argv[1:]
     uvloop.install()
-    asyncio.run(_serve(folder, int(port), int(target)))
+    asyncio.run(_serve(folder, int(port), target))
 
 
 if __name__ == "__main__":
