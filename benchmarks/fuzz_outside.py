@@ -134,6 +134,14 @@ class Port:
 FIELDS = (b"id", b"name", b"cert", b"tls", b"v", b"p", b"at", b"hosts", b"port")
 
 
+def _is_the_readers_own(host: str) -> bool:
+    """Whether the system takes this, in any of its forms (127.1, 0x7f.1), for the machine itself or nobody."""
+    try:
+        return socket.inet_aton(host)[0] in (0, 127)
+    except (OSError, UnicodeError):
+        return host in ("localhost", "::1", "::", "")
+
+
 class Announced:
     """What somebody announces on the local network: the strings of a TXT record, addresses, a port."""
 
@@ -173,8 +181,7 @@ class Announced:
         if len(found.name) > MAX_NAME or len(found.addresses) > MAX_ADDRESSES or len(found.mesh) > 64:
             problems.append(f"too long: {found}")
         for address in found.addresses:
-            host = address.host
-            if host.startswith("127.") or host in ("localhost", "::1", "::", "0.0.0.0", "") or not 0 < address.port < 65536:
+            if _is_the_readers_own(address.host) or not 0 < address.port < 65536:
                 problems.append(f"{address!r} is an address of nobody else")
             if not str(address).isprintable():
                 problems.append(f"{address!r} is not for a terminal")
