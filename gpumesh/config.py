@@ -278,7 +278,9 @@ FIND_SETTLE_SECONDS = 0.4  # After the first that answers, for others: whoever a
 FIND_PROBE_SECONDS = 2.0  # For who answers at an announced address; what it is worth waiting for beside those that do.
 FIND_AGAIN_SECONDS = 5.0  # Until such an address is looked at again.
 ANNOUNCE_CHECK_SECONDS = 2.0  # Until an announcement follows a change of this machine's addresses.
-QUICK_BENCHMARK_SECONDS = 3.0  # From its start, `gpumesh quickjoin` waits so long for the processor's figures; the worker goes on measuring.
+QUICK_BENCHMARK_SECONDS = (
+    3.0  # From its start, `gpumesh quickjoin` waits so long for the processor's figures; the worker goes on measuring.
+)
 
 # --- looking for what is wrong
 DOCTOR_STEP_SECONDS = 4.0  # One step on the way to a mesh; what answers later than that is of no use to work with.
