@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -79,7 +80,7 @@ def show(
     Returns:
         Whether Ctrl-C has ended it.
     """
-    if once or not sys.stdout.isatty():
+    if once or not sys.stdout.isatty() or os.environ.get("TERM", "") == "dumb":  # That one cannot be written over.
         _look_once(watcher, view, seconds)
         _print(view)
         return False
@@ -336,8 +337,6 @@ def _keys() -> Iterator[threading.Event]:
     over = threading.Event()
 
     def read() -> None:
-        import os
-
         while not over.is_set():
             ready, _, _ = select.select([descriptor], [], [], _REFRESH_SECONDS)
             if ready and os.read(descriptor, 1) in (b"q", b"Q", b"\x04", b""):
