@@ -4,8 +4,8 @@
 2. Writing never blocks and never raises: a record that cannot be kept is refused through `on_synced(error)`.
 3. Records are written in the order in which they were given; one read sees everything that was given before it.
 4. A *request* (`begin_job`, `add_payloads`, `accept_job`, `retry_job`) is refused as a whole when it cannot be written.
-   A *fact* (`end_tasks`, `finish_job`, ...) is not refused for want of room: it is kept in memory and tried again until it is written.
-   A *note* (`append_log`, `note_event`, `worker_joined`, `worker_left`) comes with the next commit, and may be dropped in need.
+   A *fact* (`end_tasks`, `finish_job`, `worker_joined`, ...) is not refused for want of room: it is kept in memory and tried again until it is written.
+   A *note* (`append_log`, `note_event`, `worker_left`) comes with the next commit, and may be dropped in need.
 5. All callbacks come on the thread of the loop that the journal was opened for, never from within the call that they belong to.
 
     loop ──begin_job, end_tasks, ...──> queue  ──> writer thread ──one transaction per group──> file
@@ -317,7 +317,7 @@ class Journal(ABC):
 
     @abstractmethod
     def worker_joined(self, worker: WorkerRecord) -> None:
-        """A note: a worker is connected."""
+        """A fact: a worker is connected. What it brings back after a restart is believed only if this is known."""
 
     @abstractmethod
     def worker_left(self, worker_id: str) -> None:

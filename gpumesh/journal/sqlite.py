@@ -152,7 +152,7 @@ class SqliteJournal(Journal):
         self._add(NOTE, Writing.note_event, (event,), None, len(event.text) + len(event.details))
 
     def worker_joined(self, worker: WorkerRecord) -> None:
-        self._add(NOTE, Writing.worker_joined, (worker,))
+        self._add(FACT, Writing.worker_joined, (worker,))
 
     def worker_left(self, worker_id: str) -> None:
         self._add(NOTE, Writing.worker_left, (worker_id,))

@@ -15,6 +15,7 @@ from gpumesh.protocol.auth import worker_token
 from gpumesh.serialization.refs import make_ref
 from tests.support.hosts import Hosts
 from tests.support.lan import TOKEN, Lan
+from tests.support.processes import until
 
 
 def total(array: Any) -> int:
@@ -46,7 +47,7 @@ def test_it_works_with_what_it_is_given_and_gets_nothing_else(make_hosts: Callab
     lender.wait_for("works for")
 
     with one.inside(), GPUMesh("http://127.0.0.1:8000", token=TOKEN, fallback=False) as mesh:
-        assert [worker["trust"] for worker in mesh.workers()] == ["worker"]
+        assert [worker["trust"] for worker in until(mesh.workers, 10, what="the worker")] == ["worker"]
         large = np.arange(1_000_000)
         ref, secret = mesh.put(large), mesh.put(np.full(1_000_000, 7))
         assert accelerate(mesh)(total).remote(ref).result(20) == large.sum()

@@ -28,6 +28,16 @@ class Lan:
     def __init__(self, hosts: Hosts, folder: Path) -> None:
         self.hosts = hosts
         self._folder = folder
+        for name in (hosts.router, *(host.name for host in hosts)):  # Addresses can be used at once, not after a second or two.
+            _run(
+                "ip",
+                "netns",
+                "exec",
+                name,
+                "sh",
+                "-c",
+                "for each in /proc/sys/net/ipv6/conf/*/accept_dad; do echo 0 > $each; done",
+            )
         _ip(hosts.router, "link add lan type bridge mcast_snooping 0", "link set lan up")
         for host in hosts:
             _ip(hosts.router, f"addr flush dev {host.cable}", f"link set {host.cable} master lan")
@@ -136,3 +146,7 @@ def _ip(namespace: str, *lines: str) -> None:
         ["ip", "-n", namespace, "-batch", "-"], input="\n".join(lines) + "\n", check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, f"{'; '.join(lines)}: {done.stderr.strip()}"
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)

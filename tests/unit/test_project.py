@@ -99,7 +99,7 @@ def test_the_whole_package_is_valid_for_the_oldest_python() -> None:
 def test_the_extras_are_there_and_all_means_all_that_a_user_may_want() -> None:
     metadata = importlib.metadata.metadata("gpumesh")
     extras = set(metadata.get_all("Provides-Extra") or [])
-    assert extras == {"all", "demo", "dev", "gpu", "notebook", "peers", "sysinfo", "tunnel", "ui"}
+    assert extras == {"all", "demo", "dev", "gpu", "notebook", "peers", "sysinfo", "tunnel"}
 
     required: Dict[str, Set[str]] = {extra: set() for extra in extras}
     for line in metadata.get_all("Requires-Dist") or []:
