@@ -92,9 +92,7 @@ def test_what_a_worker_took_along_is_known_to_have_been_lost_also_if_it_was_abou
     def play(port: int) -> None:
         with MeshPeer(port, TOKEN, client=CLIENT) as client:
             with MeshPeer(port, TOKEN, worker="w1") as worker:
-                client.send(
-                    DefineFunction(SPEC.function, b"body"), DefineSpec(1, SPEC), SubmitTasks(1, [TASK], [b"call"])
-                )
+                client.send(DefineFunction(SPEC.function, b"body"), DefineSpec(1, SPEC), SubmitTasks(1, [TASK], [b"call"]))
                 worker.expect(RunTasks)
                 worker.send(WorkerDraining("its owner ended it"))
             assert client.expect(TaskResults).results[0][1] == Status.LOST

@@ -108,7 +108,9 @@ def test_what_waits_for_a_peer_that_left_without_reading_does_not_outlive_the_co
 
 def test_a_peer_that_left_without_reading_is_closed_on_soon(served: Served) -> None:
     worker = leave_without_reading(served)
-    assert descriptors() >= served.idle + 3  # Both ends of that connection, and what the event loop keeps from its first one on.
+    assert (
+        descriptors() >= served.idle + 3
+    )  # Both ends of that connection, and what the event loop keeps from its first one on.
 
     until(lambda: descriptors() == served.idle + 2, STOP_SECONDS, what="only our own end of that connection is left")
 
