@@ -86,6 +86,7 @@ def setup(
         command = _worker(supplied, url, asks=asks)
     if start is None:
         start = asking.confirm("Start it now?") if asks else True
+    command.save()  # Whoever leaves before has changed nothing.
     if not start:
         typer.echo(f"gpumesh: saved; start it with: gpumesh {' '.join(command.arguments)}")
         return
@@ -98,11 +99,32 @@ def setup(
 class Command:
     """What is to be started."""
 
-    def __init__(self, arguments: List[str], *, token: str, is_saved: bool, has_radar: bool) -> None:
+    def __init__(self, arguments: List[str], *, url: str, token: str, is_generated: bool, has_radar: bool) -> None:
         self.arguments = arguments  # As a person would type them.
+        self.url = url
         self.token = token
-        self.is_saved = is_saved  # It finds its token in the saved connection.
+        self.is_generated = is_generated
         self.has_radar = has_radar
+
+    def save(self) -> None:
+        """Remember the connection.
+
+        Raises:
+            OSError: It cannot be; a token that was made up would be lost with it.
+        """
+        from gpumesh.runtime.settings import connection_file, save_connection
+
+        if not save_connection(self.url, self.token, is_generated=self.is_generated):
+            raise OSError(f"the connection is not saved in {connection_file()}; make that folder writable, and set up again")
+
+    @property
+    def finds_token(self) -> bool:
+        """Whether what is started finds this very token in the saved connection."""
+        from gpumesh.runtime.settings import generated_token, resolve_connection
+
+        if self.arguments[0] == "serve":
+            return generated_token(self.url) == self.token
+        return resolve_connection(self.url)[1] == self.token
 
 
 def hardware() -> List[str]:
@@ -138,7 +160,7 @@ def _coordinator(
 
     from gpumesh.network.certificates import load_or_make_identity
     from gpumesh.runtime.serving import generate_token, own_address
-    from gpumesh.runtime.settings import generated_token, save_connection
+    from gpumesh.runtime.settings import generated_token
 
     if asks:
         if host is None:
@@ -160,7 +182,6 @@ def _coordinator(
     here = own_address(host, port, identity).url
     secret = supplied or generated_token(here) or generate_token()
     check_token(supplied)
-    save_connection(here, secret, is_generated=not supplied)
     arguments = ["serve"]
     if host:
         arguments += ["--host", host]
@@ -170,7 +191,7 @@ def _coordinator(
         arguments += ["--name", name]
     for line in _invitation(host, port, secret, is_shown=show_token or sys.stdout.isatty()):
         typer.echo(line)
-    return Command(arguments, token=secret, is_saved=not supplied, has_radar=asks and not _is_alone(host))
+    return Command(arguments, url=here, token=secret, is_generated=not supplied, has_radar=asks and not _is_alone(host))
 
 
 def _is_alone(host: str) -> bool:
@@ -224,7 +245,6 @@ def _worker(supplied: Optional[str], url: Optional[str], *, asks: bool) -> Comma
     from gpumesh.cli.finding import mesh_to_join
     from gpumesh.network.address import parse_address
     from gpumesh.network.probing import prove
-    from gpumesh.runtime.settings import save_connection
 
     if asks:
         address = _asked_address() if url is None else parse_address(url)
@@ -244,9 +264,8 @@ def _worker(supplied: Optional[str], url: Optional[str], *, asks: bool) -> Comma
         if problem:
             raise typer.BadParameter(problem)
     check_token(secret)
-    save_connection(target, secret)
-    typer.echo(f"gpumesh: {target} accepts this machine; the connection is saved")
-    return Command(["join", target], token=secret, is_saved=True, has_radar=asks)
+    typer.echo(f"gpumesh: {target} accepts this machine")
+    return Command(["join", target], url=target, token=secret, is_generated=False, has_radar=asks)
 
 
 def _asked_address() -> Address:

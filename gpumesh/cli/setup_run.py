@@ -23,7 +23,7 @@ def run(command: Command) -> int:
         Its exit code.
     """
     environment = dict(os.environ)
-    if not command.is_saved:
+    if not command.finds_token:
         environment["GPUMESH_TOKEN"] = command.token  # It takes it out of its environment at once.
     if command.has_radar:
         log = _log_file()

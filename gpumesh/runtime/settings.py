@@ -90,18 +90,21 @@ def connection_file() -> str:
     return os.path.join(platformdirs.user_config_dir("gpumesh", appauthor=False), _FILE)
 
 
-def save_connection(url: str, token: str, *, is_generated: bool = False) -> None:
+def save_connection(url: str, token: str, *, is_generated: bool = False) -> bool:
     """Remember a mesh for this user's next `GPUMesh()` or command; the file is never readable by others, not even for a moment.
 
     Failing to do so is logged and nothing more: whoever saves has a mesh that works. A lesser token does not take the place of the full one
-    that it follows from.
+    that it follows from. A file that cannot be read as a connection may still hold a token: it is kept beside the new one.
 
     Args:
         is_generated: Nobody chose the secret: see `generated_token`. It stays so when the same connection is saved again.
+
+    Returns:
+        Whether a connection with this token, or the full one that it follows from, is saved now.
     """
     path = connection_file()
     if token.startswith(LESSER_PREFIXES) and _follows_from_saved(token):
-        return
+        return True
     is_generated = is_generated or generated_token(url) == token
     part = f"{path}.{os.getpid()}"
     try:
@@ -110,11 +113,31 @@ def save_connection(url: str, token: str, *, is_generated: bool = False) -> None
         with open(descriptor, "w", encoding="utf-8") as file:
             os.chmod(part, 0o600)  # Whatever an older file of this name was.
             json.dump({"url": url, "token": token, **({"generated": True} if is_generated else {})}, file)
+        _keep_broken(path)
         os.replace(part, path)
     except OSError as error:
         logger.warning(
             "cannot save the connection in %s: %s; name the mesh with GPUMESH_URL and GPUMESH_TOKEN instead", path, error
         )
+        return False
+    return True
+
+
+def _keep_broken(path: str) -> None:
+    """What stands there and is no connection is moved aside, readable by its owner alone."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            saved = json.load(file)
+        if isinstance(saved["url"], str) and isinstance(saved["token"], str):
+            return
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    aside = f"{path}.broken"
+    os.replace(path, aside)
+    os.chmod(aside, 0o600)
+    logger.warning("what was saved in %s was no connection; it is kept in %s, in case its token is needed", path, aside)
 
 
 def _follows_from_saved(token: str) -> bool:
@@ -137,7 +160,7 @@ def generated_token(url: str) -> Optional[str]:
             saved = json.load(file)
         if saved["url"] == url and saved["generated"] is True and isinstance(saved["token"], str):
             return saved["token"] or None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass  # `load_connection` says what is wrong with it.
     return None
 
@@ -155,7 +178,7 @@ def load_connection() -> Tuple[Optional[str], Optional[str]]:
             raise ValueError("url and token are not both text")
     except FileNotFoundError:
         return None, None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         logger.warning(
             "cannot use the saved connection in %s (%s: %s); delete the file, or join again", path, type(error).__name__, error
         )

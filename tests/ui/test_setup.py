@@ -149,6 +149,19 @@ def test_ctrl_c_at_a_question_leaves_nothing_behind(tmp_path: Path, term: str) -
         assert not (one.config / "gpumesh").exists()
 
 
+def test_ctrl_c_at_the_last_question_keeps_what_was_saved(tmp_path: Path) -> None:
+    with wizard(tmp_path, "--role", "coordinator", "--host", "127.0.0.1", "--port", str(free_port()), term="dumb") as one:
+        saved = one.config / "gpumesh" / "connection.json"
+        saved.parent.mkdir(parents=True)
+        saved.write_text('{"url": "http://box:8000", "token": "of another mesh"}')
+        saved.chmod(0o600)
+        one.sees("Start it now?")
+        one.types("\x03")
+
+        assert one.ends() == 130
+        assert one.saved() == {"url": "http://box:8000", "token": "of another mesh"}
+
+
 def test_a_plain_terminal_gets_plain_questions(tmp_path: Path) -> None:
     port = free_port()
     with wizard(tmp_path, "--host", "127.0.0.1", "--port", str(port), "--no-start", term="dumb") as one:

@@ -97,3 +97,31 @@ def test_a_file_that_others_can_read_is_closed_to_them(caplog: pytest.LogCapture
 
     assert stat.S_IMODE(os.stat(connection_file()).st_mode) == 0o600
     assert "others on this machine could read the token" in caplog.text
+
+
+def test_what_is_no_connection_is_kept_when_another_is_saved(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = Path(connection_file())
+    path.parent.mkdir(parents=True)
+    path.write_text('{"token": "the only copy", ')
+
+    with caplog.at_level(logging.WARNING):
+        assert save_connection("http://box:8000", "s" * 32)
+
+    assert load_connection() == ("http://box:8000", "s" * 32)
+    aside = path.with_name("connection.json.broken")
+    assert aside.read_text() == '{"token": "the only copy", '
+    assert stat.S_IMODE(aside.stat().st_mode) == 0o600
+    assert str(aside) in caplog.text
+
+
+def test_setup_says_when_nothing_can_be_saved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "file").write_text("")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "file"))
+
+    found = CliRunner().invoke(
+        app, ["setup", "--role", "coordinator", "--host", "127.0.0.1", "--port", "18999", "--yes", "--no-start"]
+    )
+
+    assert isinstance(found.exception, OSError)
+    assert "the connection is not saved" in str(found.exception)
+    assert "saved; start it" not in found.output
