@@ -157,8 +157,18 @@ def no_connection(address: Address, error: Optional[OSError], timeout: float) ->
 
 
 def is_plain(address: Address, sock: socket.socket) -> bool:
-    """Whether the mesh is spoken without TLS at first on this connected socket: on this very machine, or where the address says so."""
-    return address.way == INSECURE or (address.way == PORT and is_loopback(sock.getpeername()[0]))
+    """Whether the mesh is spoken without TLS at first on this connected socket: on this very machine, or where the address says so.
+
+    Raises:
+        MeshUnavailableError: Who was there has gone already; the socket is closed.
+    """
+    if address.way != PORT:
+        return address.way == INSECURE
+    try:
+        return is_loopback(sock.getpeername()[0])
+    except OSError as error:
+        sock.close()
+        raise no_connection(address, error, 0.0) from None
 
 
 def protocols_for(address: Address) -> Sequence[str]:
@@ -185,12 +195,25 @@ def secure(sock: socket.socket, protocols: Sequence[str], timeout: float) -> Tup
     tls: Any = sock
     try:
         sock.settimeout(max(0.001, timeout))
-        tls = client_context(protocols).wrap_socket(sock, do_handshake_on_connect=False)
+        tls = _wrapped(client_context(protocols), sock)
         tls.do_handshake()
         tls.setblocking(False)
         return tls, binding_of(tls)
     except BaseException:
         tls.close()
+        raise
+
+
+def _wrapped(context: ssl.SSLContext, sock: socket.socket) -> ssl.SSLSocket:
+    try:
+        return context.wrap_socket(sock, do_handshake_on_connect=False)
+    except OSError as error:  # A peer that has gone: the new socket, which has the descriptor by then, is left behind open.
+        trace = error.__traceback__
+        while trace is not None:
+            made = trace.tb_frame.f_locals.get("self")
+            if isinstance(made, socket.socket):
+                made.close()
+            trace = trace.tb_next
         raise
 
 

@@ -56,7 +56,7 @@ def test_tasks_a_third_of_which_is_killed_leave_no_object_and_no_descriptor() ->
                     assert future.result(120) == 10 * MB // 8
         del futures, future, remote
         until(lambda: not mesh.objects()["objects"], 10, what="no object")
-        assert mesh.objects()["memory"] == 0
+        until(lambda: mesh.objects()["memory"] == 0, 10, what="no memory")
         pids = [process.pid for process in psutil.Process().children(recursive=True)]
         assert leftovers(pids), "free segments, for use again"
     until(lambda: not leftovers(pids), 10, what="no file")
