@@ -244,28 +244,43 @@ def _port_problem(text: str, host: str) -> str:
 def _worker(supplied: Optional[str], url: Optional[str], *, asks: bool) -> Command:
     from gpumesh.cli.finding import mesh_to_join
     from gpumesh.network.address import parse_address
-    from gpumesh.network.probing import prove
 
     if asks:
         address = _asked_address() if url is None else parse_address(url)
         secret = supplied or ""
-        problem = prove(address, secret, CONNECT_SECONDS) if secret else ""
+        problem = _problem_of(address, secret) if secret else ""
         if problem:
             typer.echo(f"{problem}.")
         if problem or not secret:
             secret = asking.secret(
                 f"Token of the mesh at {address} (`gpumesh token worker` there shows it; it is not shown here):",
-                check=lambda text: prove(address, text, CONNECT_SECONDS) if text else "nothing was typed",
+                check=lambda text: _problem_of(address, text) if text else "nothing was typed",
             )
         target = address.url
     else:
         target, secret = mesh_to_join(url, supplied, None, waits=False, tell=typer.echo)
-        problem = prove(parse_address(target), secret, CONNECT_SECONDS)
+        problem = _problem_of(parse_address(target), secret)
         if problem:
             raise typer.BadParameter(problem)
     check_token(secret)
     typer.echo(f"gpumesh: {target} accepts this machine")
     return Command(["join", target], url=target, token=secret, is_generated=False, has_radar=asks)
+
+
+def _problem_of(address: Address, secret: str) -> str:
+    """Why a machine with this token could not join there; "" if it could."""
+    from gpumesh.errors import MeshError
+    from gpumesh.network.probing import WEB, probe, prove, prove_through
+
+    if probe(address, CONNECT_SECONDS).kind != WEB:
+        return prove(address, secret, CONNECT_SECONDS)
+
+    from gpumesh.runtime.piping import open_pipe
+
+    try:
+        return prove_through(open_pipe(address, timeout=CONNECT_SECONDS), secret, CONNECT_SECONDS)
+    except MeshError as error:
+        return str(error)
 
 
 def _asked_address() -> Address:

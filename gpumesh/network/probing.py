@@ -19,7 +19,7 @@ from gpumesh.network.address import HTTPS, INSECURE, PORT, WEBSOCKET, Address, i
 from gpumesh.network.announcement import clean as clean
 from gpumesh.protocol import codec, frames
 from gpumesh.protocol.auth import NONCE_BYTES
-from gpumesh.protocol.connection import LOOKED, TLS, Closed, Connection, Established, PeerFacts
+from gpumesh.protocol.connection import LOOKED, TLS, Closed, Connection, Established
 from gpumesh.protocol.messages import Challenge, Hello, Refused
 from gpumesh.version import __version__
 
@@ -170,11 +170,8 @@ def _look(blank: ProbeResult, target: Tuple[Any, Any], deadline: float, *, insid
 
 def _wrap(sock: socket.socket, deadline: float, protocols: Tuple[str, ...]) -> Tuple[socket.socket, str]:
     """The same socket inside TLS, and the hash of the certificate that the other side has shown."""
-    from gpumesh.network.tls import binding_of, client_context
-
-    sock.settimeout(max(0.001, deadline - time.monotonic()))
-    tls = client_context(protocols).wrap_socket(sock)
-    return tls, binding_of(tls).hex()
+    tls, binding = connecting.secure(sock, protocols, deadline - time.monotonic())
+    return tls, binding.hex()
 
 
 def _converse(blank: ProbeResult, sock: socket.socket, deadline: float) -> ProbeResult:
@@ -184,7 +181,7 @@ def _converse(blank: ProbeResult, sock: socket.socket, deadline: float) -> Probe
         tag, body, _ = encoder.encode(message)
         return b"".join(bytes(part) for part in frames.encode_frame(tag, body))
 
-    facts = _facts()
+    facts = connecting.local_facts()
     sock.settimeout(max(0.001, deadline - time.monotonic()))
     hello = Hello("client", os.urandom(NONCE_BYTES), facts.gpumesh, facts.python, facts.platform)
     sock.sendall(frames.PREAMBLE + encoded(hello))
@@ -299,6 +296,18 @@ def prove(address: Address, token: str, timeout: float, *, mesh: str = "") -> st
     return text
 
 
+def prove_through(pipe: socket.socket, token: str, timeout: float) -> str:
+    """The same through a pipe (`network.websocket`) that leads to a coordinator; the pipe is closed."""
+    try:
+        return _shake(pipe, token, time.monotonic() + timeout, inside_tls=True)
+    except (TimeoutError, socket.timeout):
+        return "it does not answer in time"
+    except OSError as error:
+        return f"the connection broke ({getattr(error, 'reason', None) or error.strerror or error})"
+    finally:
+        pipe.close()
+
+
 def _shake(sock: socket.socket, token: str, deadline: float, *, inside_tls: bool) -> str:
     binding = b""
     wrapped: socket.socket = sock
@@ -308,7 +317,7 @@ def _shake(sock: socket.socket, token: str, deadline: float, *, inside_tls: bool
     try:
         now = time.monotonic()
         connection = Connection.dial(
-            role="worker", token=token, nonce=os.urandom(NONCE_BYTES), now=now, facts=_facts(), binding=binding
+            role="worker", token=token, nonce=os.urandom(NONCE_BYTES), now=now, facts=connecting.local_facts(), binding=binding
         )
         while True:
             wrapped.settimeout(max(0.001, deadline - time.monotonic()))
@@ -340,12 +349,6 @@ def _why(error: Optional[MeshError]) -> str:
     if isinstance(error, VersionMismatchError):
         return str(error)
     return str(error) or type(error).__name__
-
-
-def _facts() -> PeerFacts:
-    import sys
-
-    return PeerFacts(__version__, f"{sys.version_info[0]}.{sys.version_info[1]}", sys.platform)
 
 
 def _who(data: bytes) -> str:

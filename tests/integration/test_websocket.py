@@ -14,6 +14,7 @@ import pytest
 from gpumesh import GPUMesh, accelerate
 from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError
 from gpumesh.network.address import parse_address
+from gpumesh.protocol.auth import worker_token
 from gpumesh.runtime import piping
 from tests.integration.programs import Programs, started_programs
 from tests.support.processes import free_port, until
@@ -169,3 +170,16 @@ def test_commands_take_the_address_of_a_proxy(site: Site) -> None:
     program = site.programs.gpumesh("workers", "--url", site.url, "--token", TOKEN)
     assert program.wait() == 0, program.output
     assert socket.gethostname() in program.output
+
+
+def test_the_wizard_tries_the_token_through_it(site: Site) -> None:
+    """Before it is saved: with the worker-only token too, which a friend has."""
+    words = ("setup", "--role", "worker", "--url", site.url, "--yes", "--no-start")
+
+    wrong = site.programs.gpumesh(*words, "--token", "not the token of this mesh")
+    lent = site.programs.gpumesh(*words, "--token", worker_token(TOKEN))
+
+    assert wrong.wait() == 2
+    assert "token was refused" in wrong.output
+    assert lent.wait() == 0
+    assert f"{site.url} accepts this machine" in lent.output
