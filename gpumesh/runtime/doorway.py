@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MESH, _TLS = 0x89, 0x16
+_TLS = 0x16  # The first byte of its handshake.
 NEEDS_TLS = "this mesh speaks TLS with other machines; write http:// in its address, not insecure://"
 CROWDED_OUT = "dropped for others: too many unfinished handshakes"
 TOO_MANY_TRIES = "too many wrong tokens from this address"
