@@ -3,7 +3,8 @@
 Promises:
 
 1. A process that has an ObjectRef holds a grant of its object, or the table says in `take_holds` that it must ask for one.
-2. `__del__` runs anywhere, at any moment: it appends to a deque and calls the hook that wakes whoever sends, nothing more.
+2. `__del__` runs anywhere, at any moment: it appends to a deque and calls the hook that wakes whoever sends, nothing more. Ctrl-C
+   that comes meanwhile is raised after it.
 3. Grants are given back (`take_releases`) only when no ObjectRef of that object is left here, all at once.
 
     first ref without a grant ──> to hold ── take_holds ──> granted ── last ref gone ──> idle ── take_releases ──> (forgotten)
@@ -19,6 +20,7 @@ from types import TracebackType
 from typing import Any, Callable, Deque, Dict, List, Optional, Protocol, Tuple, Type
 
 from gpumesh.errors import MeshError
+from gpumesh.serialization.interrupts import interrupt_again
 
 
 class Space(Protocol):
@@ -86,9 +88,13 @@ class RefTable:
         """One ObjectRef less; see promise 2."""
         self._dropped.append(oid)
         if not self._is_awake:
-            self._is_awake = True
-            if self._on_drop is not None:
-                self._on_drop()
+            self.wake()
+
+    def wake(self) -> None:
+        """Have somebody look here, and send what is to be sent; as `on_drop`, from anywhere."""
+        self._is_awake = True
+        if self._on_drop is not None:
+            self._on_drop()
 
     def take_holds(self) -> List[int]:
         """Objects to ask a grant for (HoldRefs); they count as granted from now on."""
@@ -212,7 +218,11 @@ class ObjectRef:
     def __del__(self) -> None:
         table = self._table
         if table is not None and table._forks == _forks:
-            table.drop(self.oid)
+            try:
+                table.drop(self.oid)
+            except KeyboardInterrupt:
+                table.wake()  # Which may be what was interrupted.
+                interrupt_again()
 
 
 def make_ref(oid: int, nbytes: int) -> ObjectRef:

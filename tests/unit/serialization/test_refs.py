@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import copy
 import gc
 import os
@@ -264,3 +265,24 @@ def test_a_forked_child_gives_nothing_back_that_is_its_parents(space: FakeSpace)
 def test_from_the_first_reference_on_they_are_looked_for(space: FakeSpace) -> None:
     assert ObjectRef(1, 1).nbytes == 1
     assert refs.are_used
+
+
+def test_ctrl_c_while_a_reference_goes_is_raised_after_that(capsys: pytest.CaptureFixture[str]) -> None:
+    """Python lets no exception out of `__del__`: without care the first Ctrl-C of a busy client would be printed and forgotten."""
+    wakes: List[int] = []
+
+    def wake() -> None:
+        wakes.append(1)
+        if len(wakes) == 1:
+            _thread.interrupt_main()
+
+    space = FakeSpace()
+    space.table = RefTable(wake)
+    ref = ObjectRef(5, 100, space, granted=1)
+    with pytest.raises(KeyboardInterrupt):
+        del ref
+        threading.Event().wait(10)
+
+    assert len(wakes) == 2
+    assert space.table.take_releases() == [(5, 1)]
+    assert not capsys.readouterr().err
