@@ -117,6 +117,8 @@ EVENTS_KEPT = 1000  # In a coordinator's memory and in its journal: a page or tw
 EVENT_BURST = 100  # Of one kind at once; a machine with hundreds of tasks may die, and a stranger may knock all day.
 EVENTS_PER_SECOND = 2.0  # Of one kind, beyond that.
 EVENT_TEXT_CHARACTERS = 400  # Of one; what a worker says of its own death can be long.
+FACTS_CHARACTERS = 1000  # Of each name and reason that a worker tells of itself; they stand in logs and tables.
+FACTS_ITEMS = 1024  # Devices, tags, packages of one worker, each: ten times what any machine has.
 EVENT_POLL_SECONDS = 0.5  # `gpumesh events --follow`, `logs --follow`: what a person takes for at once.
 
 # --- worker agent and runners

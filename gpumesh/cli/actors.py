@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from gpumesh.cli.console import TOKEN, TOKEN_FILE, log_to_stderr, resolve_mesh
+from gpumesh.cli.console import TOKEN, TOKEN_FILE, log_to_stderr, resolve_mesh, screen
 
 URL: Any = typer.Option(None, "--url", help="The mesh's address; by default the one saved on this machine.")
 
@@ -54,10 +54,9 @@ def kill_actor(
 
 
 def _print_table(found: List[Dict[str, Any]], address: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = screen()
     if not found:
         console.print(f"The mesh at {address} has no actors", highlight=False)
         return

@@ -92,6 +92,13 @@ def set_gpu_score(score: Optional[float]) -> None:
         os.environ[GPU_SCORE_VARIABLE] = repr(check_score(score))
 
 
+def screen() -> Any:
+    """Where tables are printed: what stands in brackets or between colons in a name is no markup there, whoever has chosen it."""
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False, highlight=False)
+
+
 def log_to_stderr(*, usual_level: int) -> None:
     """Send the runtime's log lines to standard error: from `usual_level` on, with `-v` from INFO on, with `-vv` all."""
     level = {0: usual_level, 1: min(usual_level, logging.INFO)}.get(_verbosity, logging.DEBUG)

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Mapping, Optional
 
 import typer
 
-from gpumesh.cli.console import TOKEN, TOKEN_FILE, log_to_stderr, resolve_mesh
+from gpumesh.cli.console import TOKEN, TOKEN_FILE, log_to_stderr, resolve_mesh, screen
 
 
 def devices(
@@ -97,10 +97,9 @@ def name_of(row: Mapping[str, Any]) -> str:
 
 
 def _print_table(rows: List[Dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = screen()
     if not rows:
         console.print("The mesh has no workers; join one with `gpumesh join`", highlight=False)
         return

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Sequence
 
+from gpumesh.cli.console import screen
+from gpumesh.model.shown import clean_lines
+
 TASKS_SHOWN = 20  # Of those that run or have failed, unless all are asked for.
 _WORDS = (("done", "done"), ("running", "running"), ("pending", "waiting"), ("failed", "failed"), ("cancelled", "cancelled"))
 
@@ -16,10 +19,9 @@ def describe_counts(counts: Mapping[str, int]) -> str:
 
 def print_jobs(found: Sequence[Mapping[str, Any]]) -> None:
     """A line for each job."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = screen()
     if not found:
         console.print("There are no jobs; submit one with `gpumesh submit SCRIPT`", highlight=False)
         return
@@ -35,10 +37,9 @@ def print_jobs(found: Sequence[Mapping[str, Any]]) -> None:
 
 def print_job(found: Mapping[str, Any], *, everything: bool) -> None:
     """A job and its tasks, if they are told: those that run or have failed, or all."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = screen()
     tasks: List[Dict[str, Any]] = list(found.get("tasks", ()))
     console.print(
         f"{found['id']} {found['name']}: {found['state']}, {describe_counts(found['counts'])}, submitted "
@@ -65,9 +66,8 @@ def print_job(found: Mapping[str, Any], *, everything: bool) -> None:
 
 def print_mesh(found: Mapping[str, Any]) -> None:
     """The mesh in a few lines, and its jobs."""
-    from rich.console import Console
 
-    console = Console()
+    console = screen()
     workers = found["workers"]
     alive = [worker for worker in workers if worker.get("alive", True)]
     away = f" ({len(workers) - len(alive)} more away or lost)" if len(alive) < len(workers) else ""
@@ -125,7 +125,7 @@ def _short(text: str, characters: int = 60) -> str:
 def _plain(text: str) -> Any:
     from rich.text import Text
 
-    return Text(text)  # What stands in brackets is no markup.
+    return Text(clean_lines(text))  # A machine that was only lent can have written an error.
 
 
 def _moment(iso: Any) -> str:

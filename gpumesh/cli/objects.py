@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional
 
 import typer
 
-from gpumesh.cli.console import TOKEN, TOKEN_FILE, log_to_stderr, resolve_mesh
+from gpumesh.cli.console import TOKEN, TOKEN_FILE, log_to_stderr, resolve_mesh, screen
 
 
 def objects(
@@ -33,12 +33,11 @@ def objects(
 
 
 def _print_table(found: Dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from gpumesh.model.resources import show_bytes
 
-    console = Console()
+    console = screen()
     rows = sorted(found["objects"], key=lambda row: -int(row["bytes"]))
     if rows:
         table = Table(box=None, header_style="bold", pad_edge=False)

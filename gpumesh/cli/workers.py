@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from gpumesh.cli.console import TOKEN, TOKEN_FILE, log_to_stderr, resolve_mesh
+from gpumesh.cli.console import TOKEN, TOKEN_FILE, log_to_stderr, resolve_mesh, screen
 
 
 def workers(
@@ -42,10 +42,9 @@ def _print_waiting(waiting: List[Dict[str, Any]]) -> None:
 
 
 def _print_table(found: List[Dict[str, Any]], address: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = screen()
     if not found:
         console.print(f"The mesh at {address} has no workers; join one with `gpumesh join {address}`", highlight=False)
         return

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
+from gpumesh.config import FACTS_CHARACTERS, FACTS_ITEMS
 from gpumesh.model.records import NamedTuple, leading
+from gpumesh.model.shown import clean_line
 
 GPU_KINDS = ("cuda", "mps", "rocm", "gpu")
 _UNITS = {
@@ -14,6 +16,8 @@ _UNITS = {
     "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
 }  # fmt: skip
+_TEXTS = ("hostname", "python", "platform", "gpumesh", "problem")  # Of WorkerFacts.
+_DEVICE_TEXTS = ("kind", "name", "uuid", "problem", "capability")
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)\s*\Z")
 
 
@@ -115,14 +119,19 @@ def facts_from_wire(fields: Any) -> WorkerFacts:
     try:
         facts = WorkerFacts(*leading(fields, WorkerFacts))  # A newer peer may tell more.
         plain: Any = facts.devices
+        lists: Any = (plain, facts.tags, facts.versions, facts.installing, *facts.installing)
+        if max(map(len, lists)) > FACTS_ITEMS:
+            raise ValueError(f"more than {FACTS_ITEMS} devices, tags or packages")
         devices = tuple(_device_from_wire(device) for device in plain)
-        tags = tuple((str(name), str(value)) for name, value in facts.tags)
-        versions = tuple((str(package), str(version)) for package, version in facts.versions)
-        installing = tuple(tuple(str(package) for package in packages) for packages in facts.installing)
+        tags = tuple((_told(name), _told(value)) for name, value in facts.tags)
+        versions = tuple((_told(package), _told(version)) for package, version in facts.versions)
+        installing = tuple(tuple(_told(package) for package in packages) for packages in facts.installing)
         facts = facts._replace(devices=devices, tags=tags, score=float(facts.score), versions=versions, installing=installing)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"these are not worker facts: {error}") from None
-    _check_fields(facts, text=("hostname", "python", "platform", "gpumesh", "problem"), counts=("cores", "memory", "pid"))
+    _check_fields(facts, text=_TEXTS, counts=("cores", "memory", "pid"))
+    told: Dict[str, Any] = {name: _told(getattr(facts, name)) for name in _TEXTS}
+    facts = facts._replace(**told)
     for device in devices:
         _check_device(device)
     if len({device.key for device in devices}) < len(devices):
@@ -136,12 +145,7 @@ def facts_from_wire(fields: Any) -> WorkerFacts:
 
 def _check_device(device: DeviceFacts) -> None:
     """Its score divides times and weighs cards: it has to be a weight even where the device is not used."""
-    _check_fields(
-        device,
-        text=("kind", "name", "uuid", "problem", "capability"),
-        counts=("index", "memory", "others"),
-        numbers=("score",),
-    )
+    _check_fields(device, text=_DEVICE_TEXTS, counts=("index", "memory", "others"), numbers=("score",))
     if not 0 < device.score < 1e9:
         raise ValueError(f"the score of {device.name!r} must be a positive finite number, not {device.score!r}")
     if not isinstance(device.system_index, int):
@@ -150,7 +154,16 @@ def _check_device(device: DeviceFacts) -> None:
 
 def _device_from_wire(fields: Any) -> DeviceFacts:
     device = DeviceFacts(*leading(fields, DeviceFacts))
-    return device._replace(rates=tuple((str(name), float(rate)) for name, rate in device.rates))
+    rates = tuple((_told(name), float(rate)) for name, rate in device.rates[:FACTS_ITEMS])
+    texts = {name: getattr(device, name) for name in _DEVICE_TEXTS}
+    told: Any = {
+        name: _told(text) for name, text in texts.items() if isinstance(text, str)
+    }  # What is no text is refused later.
+    return device._replace(rates=rates, **told)
+
+
+def _told(text: Any) -> str:
+    return clean_line(text, FACTS_CHARACTERS)
 
 
 def readings_from_wire(rows: Any) -> Tuple[CardReading, ...]:
@@ -160,6 +173,8 @@ def readings_from_wire(rows: Any) -> Tuple[CardReading, ...]:
         ValueError: Not the shape of readings.
     """
     try:
+        if len(rows) > FACTS_ITEMS:
+            raise ValueError(f"these are readings of {len(rows)} cards; more than {FACTS_ITEMS} are too many")
         readings = tuple(CardReading(*leading(row, CardReading)) for row in rows)
     except TypeError as error:
         raise ValueError(f"these are not readings of cards: {error}") from None

@@ -19,6 +19,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from gpumesh.config import PROTOCOL_VERSION
 from gpumesh.model.records import NamedTuple
+from gpumesh.model.shown import clean as clean
 from gpumesh.network.address import INSECURE, PORT, Address, parse_address
 from gpumesh.network.ranking import rank_peers
 
@@ -77,12 +78,6 @@ class Mesh(NamedTuple):
     def is_joinable(self) -> bool:
         """Whether it answers, so that only the token decides."""
         return bool(self.answering) and not self.reason
-
-
-def clean(text: str, limit: int) -> str:
-    """What somebody unknown says of themselves, fit for a terminal: printable, on one line, not longer than `limit`."""
-    printable = "".join(letter if letter.isprintable() else "?" for letter in str(text)[: limit + 1])
-    return printable if len(printable) <= limit else printable[: limit - 3] + "..."
 
 
 def to_txt(announcement: Announcement, named: Iterable[Address] = ()) -> Dict[str, str]:

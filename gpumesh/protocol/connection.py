@@ -57,6 +57,7 @@ from gpumesh.errors import (
 )
 from gpumesh.model.payloads import OutOfBand, payload_bytes
 from gpumesh.model.records import NamedTuple
+from gpumesh.model.shown import clean, clean_line
 from gpumesh.protocol import auth, codec, frames
 from gpumesh.protocol.messages import (
     PREAUTH_TAGS,
@@ -104,6 +105,7 @@ STALL_SECONDS = 0.002  # Where any credit works sooner than this, silence is a p
 STALL_FRACTION = 0.25  # Of the time that some windows took: waiting longer for credit, the window doubles.
 ROUND_SECONDS = 0.05  # Looked at at least: two processes that take turns on one processor are no long way.
 OBJECT_CHUNK_BYTES = 256 * 1024  # Of an object: what one process writes while the other reads stays in the processor's cache.
+SAID_CHARACTERS = 1000  # Of the reason that a peer gives for leaving or refusing; it ends up in logs and terminals.
 OBJECT_TRANSFER = 1 << 31  # Set in the number of every transfer that answers a FetchObject, in no other.
 
 TLS = "tls"  # Reason of Refused: this mesh speaks TLS with such a peer, and nothing else.
@@ -514,7 +516,7 @@ class Connection:
             if kind not in _HANDLED_HERE:
                 events.append(message)
             elif kind is Goodbye:
-                return events + self._end(message.reason)
+                return events + self._end(clean_line(message.reason, SAID_CHARACTERS))
             elif kind is Refused:
                 return events + self._fail(_refusal(message))
             elif frame.kind in PREAUTH_TAGS:
@@ -1053,7 +1055,7 @@ class Connection:
 
 def _refusal(message: Refused) -> MeshError:
     # Anyone can send this, and it ends up in logs and terminals.
-    text = "".join(letter if letter.isprintable() else "?" for letter in message.text[:1000])
+    text = clean(message.text, SAID_CHARACTERS)
     if message.reason == "authentication":
         return AuthenticationError(text)
     if message.reason == "version":

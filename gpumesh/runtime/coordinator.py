@@ -12,7 +12,13 @@ import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
-from gpumesh.config import ABSENT_CLIENT_SECONDS, ATTEMPTS_KEPT, WORKER_TTL_SECONDS
+from gpumesh.config import (
+    ABSENT_CLIENT_SECONDS,
+    ATTEMPTS_KEPT,
+    EVENT_TEXT_CHARACTERS,
+    FACTS_CHARACTERS,
+    WORKER_TTL_SECONDS,
+)
 from gpumesh.model.actors import ACTORS_CLIENT
 from gpumesh.model.ids import CLIENT_LIMIT, SEQUENCE_BITS, SEQUENCE_LIMIT, ClientNumber, WorkerId
 from gpumesh.model.jobs import JOBS_CLIENT
@@ -20,6 +26,7 @@ from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import Bundle, Later, OutOfBand, Stored, mentioned
 from gpumesh.model.records import NamedTuple
 from gpumesh.model.resources import WorkerFacts, facts_from_wire, readings_from_wire, show_bytes
+from gpumesh.model.shown import clean_line
 from gpumesh.model.tasks import TaskSpec, spec_from_wire
 from gpumesh.protocol import auth
 from gpumesh.protocol.connection import Closed, Connection, Established
@@ -437,6 +444,7 @@ class Coordinator:
                 self._refuse(link, "protocol", f"client number {number} is out of range")
                 return
             self.door.settle(link)
+            name = clean_line(message.name, FACTS_CHARACTERS)
             # One that is known came back, maybe before we noticed that its old connection is dead: strangers cannot guess 31 random bits.
             client = self._clients.get(number)
             if client is not None:
@@ -447,22 +455,23 @@ class Coordinator:
                     client = None
             is_kept = client is not None and client.has_been_here
             if client is None:
-                client = self._clients[number] = _Client(number, link, message.name)
+                client = self._clients[number] = _Client(number, link, name)
             client.has_been_here = True
             client.link = link
             client.answered = set() if message.resumes else None
-            client.name = message.name
+            client.name = name
             link.peer = client
             if link.connection.workers != self._healthy:
                 link.send(MeshChanged(self._healthy))
             if message.resumes:
                 link.send(SessionResumed(is_kept))
                 self._objects.peer_back(number)
-            self._perform(self._cluster.handle(ev.ClientConnected(number, message.name, message.resumes), now))
+            self._perform(self._cluster.handle(ev.ClientConnected(number, name, message.resumes), now))
         else:
             self._refuse(link, "protocol", f"a {role} must register before it sends {kind.__name__}")
 
     def _refuse(self, link: PeerLink, reason: str, text: str) -> None:
+        text = clean_line(text, EVENT_TEXT_CHARACTERS)  # It may quote what came.
         logger.warning("refused %s: %s", link.address, text)
         self.events.note("refused", f"refused {link.address}: {text}")
         self.door.settle(link)
@@ -730,7 +739,7 @@ class Coordinator:
             if problem:
                 self._refuse(link, "protocol", problem)
         elif kind is TaskOutput:
-            self._forward_output(message)
+            self._forward_output(worker, message)
         elif kind is WorkerChanged:
             try:
                 facts = facts_from_wire(message.facts)
@@ -754,7 +763,8 @@ class Coordinator:
         elif kind is ActorReady:
             self._tell(ev.ActorStarted(worker.ident, message.actor, message.attempt))
         elif kind is WorkerDraining:
-            logger.info("worker %s (%s) is leaving: %s", worker.ident, worker.label, message.reason)
+            reason = clean_line(message.reason, EVENT_TEXT_CHARACTERS)
+            logger.info("worker %s (%s) is leaving: %s", worker.ident, worker.label, reason)
             worker.is_leaving = True
             self._perform(self._cluster.handle(ev.WorkerDraining(worker.ident), now))
         elif self._objects.is_mine(kind):
@@ -864,8 +874,9 @@ class Coordinator:
         if worker is not None and worker.link is not None:
             worker.link.send(FreeObjects(oids))
 
-    def _forward_output(self, output: TaskOutput) -> None:
+    def _forward_output(self, worker: _Worker, output: TaskOutput) -> None:
         """To the task's owner; what an owner who does not keep up misses is told."""
+        output = output._replace(worker=worker.label)  # Whatever it calls itself here.
         client = self._clients.get(ClientNumber(output.task_id >> SEQUENCE_BITS))
         if client is None:
             if self._jobs is not None and output.task_id < SEQUENCE_LIMIT:

@@ -12,6 +12,7 @@ from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Tuple
 
 from gpumesh.config import EVENT_BURST, EVENT_TEXT_CHARACTERS, EVENTS_KEPT, EVENTS_PER_SECOND
 from gpumesh.journal.base import EventRecord
+from gpumesh.model.shown import clean_line
 
 Event = Dict[str, Any]
 
@@ -74,9 +75,7 @@ class EventLog:
         if not self._may_come(kind):
             self._dropped[kind] = self._dropped.get(kind, 0) + 1
             return
-        text = " ".join(text.split())
-        if len(text) > EVENT_TEXT_CHARACTERS:
-            text = text[:EVENT_TEXT_CHARACTERS] + "..."
+        text = clean_line(text, EVENT_TEXT_CHARACTERS + len("..."))
         dropped = self._dropped.pop(kind, 0)
         if dropped:
             text += f" (and {dropped} more of this kind before, not listed)"

@@ -204,7 +204,7 @@ class _Handler(web.RequestHandler):
     ) -> web.StreamResponse:
         """The answer to what is no request, or where we have failed."""
         if status >= 500:
-            logger.error("answering %s over HTTP has failed", request.path, exc_info=exc)
+            logger.error("answering %.100r over HTTP has failed", request.path, exc_info=exc)
         answer = _answer(status, "this is not a request of HTTP/1.1\n" if status < 500 else "that has failed here\n")
         answer.force_close()
         return answer

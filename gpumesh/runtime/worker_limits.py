@@ -91,6 +91,8 @@ class WorkerLimits:
             if not isinstance(result, (tuple, list)) or len(result) != 5:
                 return message, None  # Whoever handles it says so.
             task_id, attempt, status = result[:3]
+            if type(task_id) is not int or type(attempt) is not int or type(status) is not int:
+                return message, None
             if self._was_given(task_id, attempt):
                 results.append(self._cleaned(result))
                 self._note_ended(task_id, is_back=status == int(Status.NOT_RUN))
