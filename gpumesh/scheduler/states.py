@@ -292,7 +292,7 @@ class Worker:
 
     def is_short_of(self, group: Group, ready: Sequence[Group]) -> bool:
         """Whether one more of those who wait here should come now, so that the next tasks inside are there before the last of these end."""
-        if sum(other.count for other in ready if other.depth > group.depth) > 2 * self.slots:
+        if self.is_installing(group) or sum(other.count for other in ready if other.depth > group.depth) > 2 * self.slots:
             return False
         if group.depth not in self.waits or sum(self.waits.values()) >= 2 * self.slots or self.load >= 4 * self.slots:
             return False

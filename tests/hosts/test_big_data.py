@@ -131,7 +131,8 @@ def run_driver(hosts: Any, program: str, url: str, tmp_path: Path, *arguments: s
 @pytest.mark.timeout(200)
 @pytest.mark.skipif(psutil.virtual_memory().total < 12 << 30, reason="needs 12 GiB of memory")
 def test_six_times_the_store_passes_through_it_while_small_tasks_go_on(hosts: Any, tmp_path: Path) -> None:
-    memory, count = (1 << 30, 64 << 20) if IS_LARGE else (512 << 20, 32 << 20)  # bytes, numbers of 8 bytes in each of twelve objects
+    # Bytes, and numbers of 8 bytes in each of twelve objects.
+    memory, count = (1 << 30, 64 << 20) if IS_LARGE else (512 << 20, 32 << 20)
     url = start_mesh(hosts, f"{memory >> 20}MiB", tmp_path)
     told = run_driver(hosts, MANY_OBJECTS, url, tmp_path, str(count))
     assert told["right"] == [True] * 12
@@ -147,7 +148,11 @@ def test_six_times_the_store_passes_through_it_while_small_tasks_go_on(hosts: An
 @pytest.mark.timeout(200)
 @pytest.mark.skipif(psutil.virtual_memory().available < 20 << 30, reason="needs 20 GiB of free memory")
 @pytest.mark.parametrize(
-    "way", ["plain", pytest.param("tls", marks=pytest.mark.skipif(not IS_LARGE, reason="takes minutes; GPUMESH_TEST_LARGE=1 runs it"))]
+    "way",
+    [
+        "plain",
+        pytest.param("tls", marks=pytest.mark.skipif(not IS_LARGE, reason="takes minutes; GPUMESH_TEST_LARGE=1 runs it")),
+    ],
 )
 def test_f51_one_value_of_more_than_four_gigabytes_goes_there_and_back(hosts: Any, way: str, tmp_path: Path) -> None:
     mebibytes = 6 << 10 if IS_LARGE else 4_200

@@ -19,6 +19,7 @@ from tests.unit.scheduler.conftest import PLAIN, ClusterUnderTest, task
 INNER = PLAIN._replace(name="inner", depth=1)
 DEEPER = PLAIN._replace(name="deeper", depth=2)
 ONCE = PLAIN._replace(name="once", retries=0)
+PACKED = PLAIN._replace(name="packed", packages=("old",))
 CARD = TaskSpec(b"c" * 16, "card", Requirement("gpu", gpus=1.0))
 INNER_CARD = CARD._replace(name="inner card", depth=1)
 GPU = DeviceFacts("cuda", 0, "A100", 80 << 30, 90.0, uuid="GPU-0")
@@ -63,6 +64,18 @@ def test_the_next_that_will_wait_is_sent_before_what_is_inside_has_run_dry(mesh:
     assert assigned(mesh.finish("w1", task(2, 2))) == [task(3, 2), task(1)]  # Two are left, and only one more is sent ...
     waits(mesh, "w1", task(1))
     assert assigned(mesh.finish("w1", task(3, 2))) == [task(4, 2)]  # ... as long as so many wait.
+
+
+def test_the_next_that_will_wait_is_not_sent_while_its_packages_are_installed_there(mesh: ClusterUnderTest) -> None:
+    mesh.connect("w1")
+    mesh.submit(1)
+    mesh.change("w1", installing=(("old",),))
+    mesh.lose_client()
+    mesh.join_client(2)
+    mesh.submit(1, PACKED, client=2)
+    assert assigned(waits(mesh, "w1", task(0))) == []  # Nobody wants it any more: no slot is spared for what is inside it.
+
+    assert assigned(mesh.change("w1")) == [task(0, 2)]
 
 
 def test_a_slot_waits_a_moment_for_what_is_on_its_way(mesh: ClusterUnderTest) -> None:
