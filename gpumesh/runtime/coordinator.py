@@ -17,6 +17,7 @@ from gpumesh.config import (
     ATTEMPTS_KEPT,
     EVENT_TEXT_CHARACTERS,
     FACTS_CHARACTERS,
+    RECOVERY_SECONDS,
     WORKER_TTL_SECONDS,
 )
 from gpumesh.model.actors import ACTORS_CLIENT
@@ -222,6 +223,7 @@ class Coordinator:
         self._started_at = self._loop.time()
         self._workers: Dict[WorkerId, _Worker] = {}
         self._limits: OrderedDict[WorkerId, WorkerLimits] = OrderedDict()  # Of those with a worker-only token.
+        self._claiming: List[WorkerLimits] = []  # Those of them that had tasks before a restart, as they say.
         self._clients: Dict[ClientNumber, _Client] = {}
         self._functions: Dict[bytes, Any] = {}
         self._function_users: Dict[bytes, int] = {}
@@ -415,6 +417,8 @@ class Coordinator:
                 return
             if limits is not None:
                 held, finished = _only_claimed(link, limits, held, finished)
+                if limits.claimed_before and limits not in self._claiming:
+                    self._claiming.append(limits)
             self.door.settle(link)
             if worker is None:
                 worker = self._workers[ident] = _Worker(ident, link, facts.hostname, limits)
@@ -613,6 +617,9 @@ class Coordinator:
             again = message.again
             if again:
                 message = self._sift(client, message)
+            elif self._claiming:
+                for limits in self._claiming:
+                    limits.submitted_anew(message.task_ids)
             is_plain = _BYTES.issuperset(map(type, message.payloads))
             if not is_plain and not all(map(is_payload, message.payloads)):
                 self._refuse(link, "protocol", "these are not the arguments of tasks")
@@ -932,6 +939,7 @@ class Coordinator:
         for ident in self._workers_before:
             if ident not in self._workers and self._journal is not None and not (ident == DIED and self._has_died):
                 self._journal.worker_left(ident)
+        self._workers_before = []
 
     def _note_loss(self, journal: Journal) -> None:
         """A worker has died, and what it had may only be known to this process: the next start must know that there was something."""
@@ -1120,7 +1128,10 @@ class Coordinator:
         """Of a worker that joined with a worker-only token. They outlive it for a while: it may be back."""
         limits = self._limits.pop(ident, None)
         if limits is None:
-            limits = WorkerLimits(self._objects.directory, was_here=ident in self._workers_before)
+            was_here = ident in self._workers_before
+            limits = WorkerLimits(self._objects.directory, was_here=was_here)
+            if was_here:
+                self._loop.call_later(RECOVERY_SECONDS, limits.has_returned)
             if len(self._limits) >= LIMITS_KNOWN:
                 oldest = next((known for known in self._limits if known not in self._workers), None)
                 if oldest is not None:

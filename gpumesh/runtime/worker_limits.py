@@ -8,6 +8,8 @@ Promises:
 2. It ends, and sends values and output of, only tasks that were given to it.
 3. It deletes only objects that it has made, and makes none under the name of another.
 4. What it says of objects that it may not read gives nobody else a way to read them there either.
+5. After a restart of the coordinator it is believed what it says that it had before, until `has_returned`; never of a task that was
+   submitted since.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import Bundle, Stored
 from gpumesh.protocol import messages as msg
 from gpumesh.protocol.object_errors import FULL, LOST
+from gpumesh.runtime.stream_service import NOTHING_KEPT
 from gpumesh.scheduler.directory import Directory
 
 ENDED_TASKS_KNOWN = 10_000  # The last that have ended there: what they have printed may come behind their results.
@@ -40,11 +43,15 @@ class WorkerLimits:
     Args:
         directory: All objects of the mesh.
         was_here: It worked for this mesh before the coordinator was started anew, and may bring back what it had then.
+
+    Attributes:
+        claimed_before: Tasks that it says to have had before that, and that are in `submitted_anew` if they are no such.
     """
 
     def __init__(self, directory: Directory, *, was_here: bool = False) -> None:
         self._directory = directory
         self._is_returning = was_here
+        self.claimed_before: Set[int] = set()
         self._tasks: Dict[int, int] = {}  # Given, and not ended -> attempt.
         self._ended: OrderedDict[int, int] = OrderedDict()
         self._readable: Set[int] = set()
@@ -70,8 +77,19 @@ class WorkerLimits:
         """Those of the attempts that it says to have which it can have."""
         if self._is_returning:
             self.give(attempts)
+            self.claimed_before.update(task_id for task_id, _ in attempts)
             return list(attempts)
         return [(task_id, attempt) for task_id, attempt in attempts if self._was_given(task_id, attempt)]
+
+    def has_returned(self) -> None:
+        """It has had time enough to bring back what it had."""
+        self._is_returning = False
+
+    def submitted_anew(self, task_ids: Iterable[int]) -> None:
+        """These tasks are new, and nobody can have had them before."""
+        for task_id in self.claimed_before.intersection(task_ids):
+            self.claimed_before.discard(task_id)
+            self._tasks.pop(task_id, None)
 
     def gone(self, oid: int) -> None:
         """The object is in the directory no more."""
@@ -91,8 +109,6 @@ class WorkerLimits:
             if not isinstance(result, (tuple, list)) or len(result) != 5:
                 return message, None  # Whoever handles it says so.
             task_id, attempt, status = result[:3]
-            if type(task_id) is not int or type(attempt) is not int or type(status) is not int:
-                return message, None
             if self._was_given(task_id, attempt):
                 results.append(self._cleaned(result))
                 self._note_ended(task_id, is_back=status == int(Status.NOT_RUN))
@@ -110,8 +126,8 @@ class WorkerLimits:
         return result
 
     def _items(self, message: msg.StreamItems) -> Narrowed:
-        task_id = message.task_id
-        return (message if task_id in self._tasks or task_id in self._ended else None), None
+        attempt = message.attempt if message.attempt != NOTHING_KEPT else self._attempt_of(message.task_id)
+        return (message if self._was_given(message.task_id, attempt) else None), None
 
     def _output(self, message: msg.TaskOutput) -> Narrowed:
         return (message if message.task_id in self._tasks or message.task_id in self._ended else None), None
@@ -145,8 +161,13 @@ class WorkerLimits:
 
     # --- inside
 
+    def _attempt_of(self, task_id: int) -> Any:
+        return self._tasks.get(task_id, self._ended.get(task_id))
+
     def _was_given(self, task_id: Any, attempt: Any) -> bool:
-        return attempt is not None and attempt in (self._tasks.get(task_id), self._ended.get(task_id))
+        if type(task_id) is not int or type(attempt) is not int:
+            return False
+        return attempt in (self._tasks.get(task_id), self._ended.get(task_id))
 
     def _note_ended(self, task_id: int, *, is_back: bool) -> None:
         attempt = self._tasks.pop(task_id, None)

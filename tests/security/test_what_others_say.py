@@ -105,12 +105,12 @@ def test_megabytes_of_a_name_are_not_kept_nor_logged(coordinator: CoordinatorHan
 
 
 @pytest.mark.parametrize(("task_id", "attempt", "status"), [({}, 1, 0), (1, {}, 0), (1, 1, {}), ((), (), ())])
-def test_results_that_are_none_end_its_connection_and_nothing_else(
+def test_results_that_are_none_are_not_heard(
     coordinator: CoordinatorHandle, caplog: pytest.LogCaptureFixture, task_id: Any, attempt: Any, status: Any
 ) -> None:
     with lent(coordinator, "w5") as worker:
-        worker.send(msg.TasksFinished([(task_id, attempt, status, b"x", 0.1)]))
-        assert "these are not results of tasks" in worker.expect(Closed).reason
+        worker.send(msg.TasksFinished([(task_id, attempt, status, b"x", 0.1)]), msg.OpenStore())
+        assert worker.expect(msg.StoreOffer)  # It was heard behind them.
     assert not [record for record in caplog.records if record.exc_info], caplog.text
 
 

@@ -235,5 +235,41 @@ def test_one_that_was_there_before_the_restart_brings_back_what_it_had_until_it_
     assert site.limits.claimed([(TASK, 3), (TASK + 1, 1)]) == [(TASK, 3)]
 
 
+def test_one_that_never_says_that_it_has_said_all_is_not_believed_for_ever() -> None:
+    site = Site(was_here=True)
+    assert list(site.left(msg.HoldRefs([THEIRS[0]])).oids) == [THEIRS[0]]
+
+    site.limits.has_returned()
+
+    assert list(site.left(msg.HoldRefs([THEIRS[0], THEIRS[2]])).oids) == [THEIRS[0]]
+    assert site.reads(*THEIRS) == [THEIRS[0]]
+    assert site.limits.claimed([(TASK, 1)]) == []
+
+
+def test_nobody_had_a_task_before_it_was_submitted() -> None:
+    """It guesses the tasks that a client will submit next, to read what they mention."""
+    site = Site(was_here=True)
+    site.limits.claimed([(TASK + n, 1) for n in range(3)])
+
+    site.limits.submitted_anew([TASK + 1])
+    for n in range(2):
+        site.directory.hold_for_task(TASK + n, [THEIRS[n + 1]])
+
+    assert site.reads(*THEIRS) == THEIRS[:2], "what its own task of before mentions, and no more"
+    assert [site.left(msg.TaskOutput(TASK + n, 1, b"x", "w")) is not None for n in range(3)] == [True, False, True]
+
+
+@pytest.mark.parametrize("attempt", [0, 2, 99])
+def test_values_of_a_stream_are_of_the_attempt_that_it_was_given(attempt: int) -> None:
+    """A later attempt's would be taken instead of those of the worker that has the task now."""
+    site = Site()
+    site.give()
+
+    assert site.left(msg.StreamItems(TASK, attempt, 0, [b"forged"])) is None
+    for right in (1, -1):
+        assert site.left(msg.StreamItems(TASK, right, 0, [])) is not None
+    assert site.left(msg.StreamItems(TASK + 1, -1, 0, [])) is None
+
+
 def test_a_stranger_brings_back_nothing() -> None:
     assert Site().limits.claimed([(TASK, 1)]) == []
