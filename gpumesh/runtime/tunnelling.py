@@ -16,12 +16,12 @@ from gpumesh.errors import MeshUnavailableError
 from gpumesh.network.address import INSECURE, PORT, Address, parse_address
 from gpumesh.network.probing import WEB, ProbeResult, probe
 from gpumesh.network.tcp import near
+from gpumesh.runtime.doorway import FROM_TUNNEL
 from gpumesh.runtime.serving import Beside, Served
 
 logger = logging.getLogger("gpumesh")
 
 MODULE = "gpumesh.network.tunnels.ngrok"
-FROM_TUNNEL = "127.0.0.2"  # As whom those are counted that come through it; this machine's own programs are others.
 _AGAIN_SECONDS = 0.3  # Until a fresh tunnel that does not carry yet is tried again.
 
 

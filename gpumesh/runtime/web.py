@@ -8,7 +8,7 @@
 Loaded when somebody speaks HTTP for the first time. Promises:
 
 1. Without a token nothing is told of the mesh. A wrong one counts at the door like one of the mesh (`protocol.admission`), and a right one
-   is taken only where nobody else can read it: inside TLS, or from this machine.
+   is taken only where nobody else can read it: inside TLS, or from this machine. Through a proxy, which can, the full one is taken by none.
 2. A page of another site learns nothing: no request with a foreign Origin or Host is answered, the WebSocket takes none with an Origin.
 3. No request with a body is read. (How many there may be, and for how long, is the door's business: `runtime.doorway`.)
 """
@@ -37,6 +37,7 @@ from gpumesh.network.address import is_loopback, plain_ip
 from gpumesh.protocol import auth
 from gpumesh.protocol.admission import network_of
 from gpumesh.runtime import web_metrics, web_page
+from gpumesh.runtime.doorway import FROM_TUNNEL
 
 if TYPE_CHECKING:
     from gpumesh.runtime.coordinator import Coordinator
@@ -60,6 +61,11 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": web_page.POLICY,
 }
+_PASSED_ON = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via")  # What proxies and tunnels add.
+_READ_ON_THE_WAY = (
+    "this has come through a proxy or tunnel, which has read the mesh's full token; use the one that `gpumesh token metrics` shows, and if "
+    "you do not trust whoever runs it, `gpumesh token rotate`\n"
+)
 _CHALLENGE = 'Basic realm="gpumesh: any name, the token as the password", charset="UTF-8"'
 
 
@@ -129,9 +135,29 @@ class Web:
         name = _name_of(host)
         return _is_ip(name) or name in self._names or name in {each.lower() for each in self._coordinator.names}
 
+    def _is_passed_on(self, request: web.BaseRequest) -> bool:
+        """Whether a proxy or tunnel stands between: it says so itself, or the request is for its name and has come from this machine."""
+        if any(name in request.headers for name in _PASSED_ON):
+            return True
+        host = _name_of(request.headers.get(hdrs.HOST, ""))
+        return not request.secure and host not in self._names and not _is_ip(host)
+
+    def _caller(self, request: web.BaseRequest) -> str:
+        """Under which IP address it is counted."""
+        host = _host(request)
+        return FROM_TUNNEL if is_loopback(host) and self._is_passed_on(request) else host
+
+    def _address(self, request: web.BaseRequest) -> str:
+        """`host:port` of who calls."""
+        name = request.transport.get_extra_info("peername") if request.transport is not None else None
+        if not isinstance(name, tuple):
+            return "?"
+        host = self._caller(request)
+        return f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"
+
     def _denial(self, request: web.BaseRequest) -> Optional[web.Response]:
         """Why this request may not see figures; None: it may."""
-        door, now, host = self._coordinator.door, self._loop.time(), _host(request)
+        door, now, host = self._coordinator.door, self._loop.time(), self._caller(request)
         wait = door.admission.is_shut(network_of(host), now)
         if wait:
             return _later(f"too many wrong tokens from your address; try again in {wait:.0f} s\n", wait)
@@ -144,12 +170,14 @@ class Web:
             return _answer(403, "a token is taken only inside TLS; use https://\n")
         token = _token_of(given[0]) if len(given) == 1 else ""
         grant = self._coordinator.tokens.grant_of(token, now) if token else ""
+        if grant == auth.FULL and self._is_passed_on(request):
+            return _answer(403, _READ_ON_THE_WAY)
         if grant in (auth.FULL, auth.METRICS):
             return None
         if grant == auth.WORKER:
             return _answer(403, "this token lends a machine and nothing else; use the full one, or `gpumesh token metrics`\n")
         door.admission.proof_failed(network_of(host), now, is_local=is_loopback(host))
-        door.tell(_address(request), "a wrong token over HTTP")
+        door.tell(self._address(request), "a wrong token over HTTP")
         return _answer(401, "this token is not the mesh's; see `gpumesh token`\n", **{"WWW-Authenticate": _CHALLENGE})
 
     def _take_figures(self) -> Dict[str, Any]:
@@ -160,8 +188,8 @@ class Web:
 
     async def _mesh(self, request: web.BaseRequest) -> web.StreamResponse:
         """Whoever comes through here comes to the door, like everybody else."""
-        door, address = self._coordinator.door, _address(request)
-        wait = door.admission.is_shut(network_of(_host(request)), self._loop.time())
+        door, address = self._coordinator.door, self._address(request)
+        wait = door.admission.is_shut(network_of(self._caller(request)), self._loop.time())
         if wait:
             return _later(f"too many wrong tokens from your address; try again in {wait:.0f} s\n", wait)
         if request.headers.get(hdrs.UPGRADE, "").strip().lower() != "websocket":
@@ -245,11 +273,6 @@ def _token_of(header: str) -> str:
 def _host(request: web.BaseRequest) -> str:
     name = request.transport.get_extra_info("peername") if request.transport is not None else None
     return plain_ip(str(name[0])) if isinstance(name, tuple) else ""
-
-
-def _address(request: web.BaseRequest) -> str:
-    name = request.transport.get_extra_info("peername") if request.transport is not None else None
-    return f"{plain_ip(str(name[0]))}:{name[1]}" if isinstance(name, tuple) else "?"
 
 
 def _name_of(host: str) -> str:

@@ -180,7 +180,7 @@ def test_a_token_in_the_address_is_not_taken(site: Site) -> None:
     ],
 )
 def test_only_names_of_this_machine_are_answered(site: Site, host: str, status: int) -> None:
-    assert site.ask("/", {"Host": host, **bearer(TOKEN)}).status == status
+    assert site.ask("/", {"Host": host, **bearer(auth.metrics_token(TOKEN))}).status == status
 
 
 def test_two_hosts_or_none_are_no_request(site: Site) -> None:

@@ -244,3 +244,39 @@ def test_wrong_tokens_over_http_shut_the_door(guarded: Guarded, asker: Asker) ->
     )
     guarded.forgive()
     assert asker.ask(head_of(guarded, asker, "GET", "/metrics", "own", None, "full"))[0] == 200
+
+
+PROXIED = ("X-Forwarded-For: 198.51.100.7", "Forwarded: for=198.51.100.7", "Via: 1.1 tunnel", "Host: mesh.tunnel.example")
+
+
+@pytest.mark.parametrize("sign", PROXIED)
+def test_the_full_token_is_not_taken_where_a_proxy_has_read_it(guarded: Guarded, sign: str) -> None:
+    """The name of a tunnel is one of the coordinator's: `serve --public` adds it, `--advertise` does."""
+    guarded.coordinator.names.add("mesh.tunnel.example")
+    asker = Asker(guarded, tls=False)
+
+    def ask(path: str, token: str) -> Tuple[int, bytes]:
+        host = sign if sign.startswith("Host") else f"Host: 127.0.0.1:{guarded.port}\r\n{sign}"
+        return asker.ask(f"GET {path} HTTP/1.1\r\n{host}\r\nAuthorization: {TOKENS[token][0]}\r\n\r\n")
+
+    for path in ("/", "/metrics"):
+        status, answer = ask(path, "full")
+        assert (status, BOX.encode() in answer) == (403, False)
+        assert b"token metrics" in answer
+        assert ask(path, "metrics")[0] == 200
+    asker.close()
+
+
+@pytest.mark.parametrize("sign", PROXIED)
+def test_wrong_tokens_through_a_tunnel_do_not_shut_out_this_machine(guarded: Guarded, sign: str) -> None:
+    asker, own = Asker(guarded, tls=False), Asker(guarded, tls=False)
+    guarded.coordinator.names.add("mesh.tunnel.example")
+    host = sign if sign.startswith("Host") else f"Host: 127.0.0.1:{guarded.port}\r\n{sign}"
+    statuses = [
+        asker.ask(f"GET /metrics HTTP/1.1\r\n{host}\r\nAuthorization: {TOKENS['wrong'][0]}\r\n\r\n")[0] for _ in range(12)
+    ]
+    assert 429 in statuses
+    assert own.ask(head_of(guarded, own, "GET", "/metrics", "own", None, "full"))[0] == 200
+    asker.close()
+    own.close()
+    guarded.forgive()
