@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _TLS = 0x16  # The first byte of its handshake.
-NEEDS_TLS = "this mesh speaks TLS with other machines; write http:// in its address, not insecure://"
-CROWDED_OUT = "dropped for others: too many unfinished handshakes"
-FROM_TUNNEL = (
-    "127.0.0.2"  # As whom those are counted that a tunnel or proxy on this machine passes on; its own programs are others.
+NEEDS_TLS = (
+    "this mesh speaks TLS with other machines; write http:// in its address, not insecure://; if something on your machine, such as "
+    "ssh -L, passes you on, write https://"
 )
+CROWDED_OUT = "dropped for others: too many unfinished handshakes"
+FROM_TUNNEL = "127.0.0.2"  # Whom a tunnel or proxy on this machine passes on counts as this; its own programs are others.
 TOO_MANY_TRIES = "too many wrong tokens from this address"
 
 MakeLink = Callable[[bytes], PeerLink]
