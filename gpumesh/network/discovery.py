@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Set, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Union
 
 from gpumesh.config import FIND_AGAIN_SECONDS, FIND_PROBE_SECONDS
 from gpumesh.network import probing
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_INTERFACES = 16  # Linux lets one socket be in 20 groups.
-_MAX_RESOLVING = 64  # Names at once; more are left out until these are done.
+_MAX_RESOLVING = 64  # Names at once; more wait until there is room.
 _RESOLVE_MILLISECONDS = 1500  # Of a name; most come with all that belongs to them.
 _THREADS = 16
-_CACHE_NAMES = 4096  # Of zeroconf, which keeps whatever anybody sends; beyond, it starts anew.
+_CACHE_NAMES = 4096  # Of zeroconf, which keeps whatever anybody sends; beyond, it starts anew. As many may wait to be resolved.
 _TICK_SECONDS = 1.0
 
 
@@ -82,6 +82,7 @@ class Watcher:
         self._changed = threading.Condition()
         self._changes = 0
         self._resolving: Set[str] = set()
+        self._unresolved: Dict[str, None] = {}  # Names that wait, in the order of their coming.
         self._is_closed = False
         self._here = host_addresses()
         self._zeroconf: Optional[Zeroconf] = None
@@ -155,8 +156,11 @@ class Watcher:
             self.problem = f"cannot look for meshes on the network ({error.strerror or error}); name the mesh's address instead"
 
     def _shut(self) -> None:
-        found, self._zeroconf = self._zeroconf, None
+        with self._changed:
+            found, self._zeroconf = self._zeroconf, None
+            self._unresolved.clear()
         if found is not None:
+            _end_requests(found)
             found.close()
 
     def _on_name(self, zeroconf: Any, service_type: str, name: str, state_change: ServiceStateChange) -> None:
@@ -164,26 +168,40 @@ class Watcher:
             self._note(lambda: self._sightings.gone(name))
             return
         with self._changed:
-            if self._is_closed or self._pool is None or name in self._resolving or len(self._resolving) >= _MAX_RESOLVING:
-                return
+            if name not in self._resolving and len(self._unresolved) < _CACHE_NAMES:
+                self._unresolved[name] = None
+                self._resolve_some()
+
+    def _resolve_some(self) -> None:
+        """Under the lock. zeroconf tells of a name once, so what finds no room now is kept."""
+        zeroconf = self._zeroconf
+        if self._is_closed or self._pool is None or zeroconf is None:
+            return
+        while self._unresolved and len(self._resolving) < _MAX_RESOLVING:
+            name = next(iter(self._unresolved))
+            del self._unresolved[name]
             self._resolving.add(name)
             self._pool.submit(self._resolve, zeroconf, name)
 
     def _resolve(self, zeroconf: Any, name: str) -> None:
+        from concurrent.futures import CancelledError
+
         from zeroconf import Error, IPVersion
 
         try:
-            info = zeroconf.get_service_info(SERVICE, name, timeout=_RESOLVE_MILLISECONDS)
+            is_open = zeroconf is self._zeroconf
+            info = zeroconf.get_service_info(SERVICE, name, timeout=_RESOLVE_MILLISECONDS) if is_open else None
             if info is not None:
                 hosts = info.parsed_scoped_addresses(IPVersion.All)
                 announcement = from_txt(info.properties, hosts, info.port or 0)
                 if announcement is not None:
                     self._note(lambda: self._sightings.seen(name, announcement))
-        except (Error, OSError, ValueError, RuntimeError) as error:  # Broken on purpose, or closed meanwhile.
+        except (Error, OSError, ValueError, RuntimeError, CancelledError) as error:  # Broken on purpose, or closed meanwhile.
             logger.debug("an announcement is of no use: %s", error)
         finally:
             with self._changed:
                 self._resolving.discard(name)
+                self._resolve_some()
         self._look()
 
     # --- looks
@@ -220,6 +238,23 @@ class Watcher:
                 self._here = here
                 self._shut()
                 self._open()
+
+
+def _end_requests(zeroconf: Zeroconf) -> None:
+    """What asks for a name is given up; zeroconf leaves that to its loop's end, which complains of each in the log."""
+    import asyncio
+
+    loop = zeroconf.loop
+    if loop is None or not loop.is_running():
+        return
+
+    async def end() -> None:
+        requests = [task for task in asyncio.all_tasks() if "async_request" in getattr(task.get_coro(), "__qualname__", "")]
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
+
+    asyncio.run_coroutine_threadsafe(end(), loop).result(_TICK_SECONDS)
 
 
 def find(seconds: float, *, settle_seconds: Optional[float] = None) -> List[Mesh]:
