@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from typing import Any, Iterator, Set, Tuple
 
 import gpumesh
 
 PACKAGE = os.path.dirname(os.path.abspath(gpumesh.__file__)) + os.sep
-SAMPLED = 16  # A trace function makes a case ten times as slow: one case in so many has one.
+SAMPLED = 16  # A trace function makes a case ten times as slow: one case in so many has one,
+SAMPLED_LATE = 256  # and one in so many when there was nothing new for long.
+PATIENCE = 64  # Cases with a trace function in which nothing was new, until half as many have one.
 
 
 class Coverage:
@@ -19,7 +22,9 @@ class Coverage:
     def __init__(self) -> None:
         self._lines: Set[Tuple[Any, int]] = set()
         self._known = 0
-        self._cases = 0
+        self._until_next = SAMPLED
+        self._interval = SAMPLED
+        self._in_vain = 0
         self._monitoring = getattr(sys, "monitoring", None)
         self._tool = 0
         if self._monitoring is not None:
@@ -37,21 +42,34 @@ class Coverage:
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         """While a case runs."""
-        self._cases += 1
-        if self._monitoring is not None or self._cases % SAMPLED:
+        self._until_next -= 1
+        if self._monitoring is not None or self._until_next:
             yield
             return
+        known = len(self._lines)
+        threading.settrace(self._trace)  # For the threads that the case starts.
         sys.settrace(self._trace)
         try:
             yield
         finally:
             sys.settrace(None)
+            threading.settrace(None)
+            self._pace(len(self._lines) > known)
 
     def has_news(self) -> bool:
         """Whether lines were reached since the last look that were not before."""
         is_news = len(self._lines) > self._known
         self._known = len(self._lines)
         return is_news
+
+    def _pace(self, is_news: bool) -> None:
+        """When to look again."""
+        self._in_vain = 0 if is_news else self._in_vain + 1
+        if is_news:
+            self._interval = SAMPLED
+        elif self._in_vain >= PATIENCE:
+            self._in_vain, self._interval = 0, min(2 * self._interval, SAMPLED_LATE)
+        self._until_next = self._interval
 
     def close(self) -> None:
         """Watch no more."""

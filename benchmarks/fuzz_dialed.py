@@ -32,7 +32,6 @@ class Agent:
     """A worker's agent, whose runners are never started, and its coordinator."""
 
     name = "agent"
-    share = 0.5
     kinds: Sequence[int] = tuple(MESSAGE_TYPES)
 
     def __init__(self, loop: JumpingLoop) -> None:
@@ -130,7 +129,6 @@ class Asking:
     """A client with tasks that it waits for, and its coordinator; on a real socket pair, with the thread that reads it."""
 
     name = "asking"
-    share = 0.1
     kinds: Sequence[int] = tuple(MESSAGE_TYPES)
 
     def __init__(self, loop: JumpingLoop) -> None:

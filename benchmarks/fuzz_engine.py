@@ -190,8 +190,6 @@ async def fuzz(
         batch_frames: After so many, the side must come to rest, serve an honest peer, and hold as much memory as before.
     """
     figures = Figures(side.name, seed)
-    share = getattr(side, "share", 1.0)
-    frames, batch_frames = max(1, int(frames * share)), max(1, int(batch_frames * share))
     chance = random.Random(seed)
     mutator = Mutator(chance, side.kinds)
     corpus: List[Case] = [list(case) for case in side.seeds()]

@@ -50,10 +50,9 @@ def _websocket(data: bytes, *, opcode: int = 2) -> bytes:
 
 
 class Port:
-    """A coordinator's port as the system has it: plain, TLS, HTTP and WebSocket; with some of a run's frames, as each case is a connection."""
+    """A coordinator's port as the system has it: plain, TLS, HTTP and WebSocket; each case is a connection."""
 
     name = "port"
-    share = 0.02
     kinds: Sequence[int] = (1, 2, 3, 4, 5)
 
     def __init__(self, loop: JumpingLoop) -> None:

@@ -19,7 +19,7 @@ from benchmarks.fuzz_sides import SIDES
 SEED = 7
 FOUND = Path(__file__).parents[1] / "data" / "fuzz"  # Each a case that once ended in the error that it names.
 FRAMES = dict.fromkeys(SIDES, 3000)
-FRAMES.update(client=1500, worker=1500, port=20_000, asking=6000)  # Of which some sides take a part only.
+FRAMES.update(client=1500, worker=1500, agent=1500, port=400, asking=600)
 GROWTH = 3000  # Python objects; a case that left one link behind would leave a hundred thousand.
 
 
