@@ -114,17 +114,16 @@ def _accepting(joinable: List[Mesh], secret: str, tell: Say) -> Tuple[Mesh, Addr
     accepted: List[Tuple[Mesh, Address]] = []
     with ThreadPoolExecutor(min(_PROOFS_AT_ONCE, len(joinable))) as pool:
         for mesh, (address, why) in zip(joinable, pool.map(lambda mesh: _proving(mesh, secret), joinable)):
+            if address is None and len(joinable) == 1:
+                raise AuthenticationError(f"the mesh {_shown(mesh)}: {why}")
             if address is None:
                 tell(f"gpumesh: skipped the mesh {_shown(mesh)}: {why}")
             else:
                 accepted.append((mesh, address))
     if not accepted:
-        count = (
-            "the mesh that was found does not accept"
-            if len(joinable) == 1
-            else f"none of the {len(joinable)} meshes found accepts"
+        raise AuthenticationError(
+            f"none of the {len(joinable)} meshes found accepts this token; `gpumesh token` on the machine that serves shows the right one"
         )
-        raise AuthenticationError(f"{count} this token; `gpumesh token` on the machine that serves shows the right one")
     if len(accepted) == 1:
         return accepted[0]
     meshes = [mesh for mesh, _ in accepted]

@@ -64,8 +64,6 @@ def join(
     import logging
 
     from gpumesh.devices.scoring import check_score
-    from gpumesh.runtime.serving import run_worker
-    from gpumesh.runtime.settings import save_connection
 
     tags = parse_tags(tag or [])
     if score is not None:
@@ -78,11 +76,30 @@ def join(
     set_times(hours, only_when_idle, exclusive)
     check_token(secret)
 
+    raise typer.Exit(lend(address, secret, slots=slots, score=score, tags=tags))
+
+
+def lend(address: str, secret: str, *, slots: Optional[int], score: Optional[float], tags: Dict[str, str]) -> int:
+    """Work for the mesh there until Ctrl-C, and save it once it has taken this machine; the exit code.
+
+    Raises:
+        MeshError: It can never join; the message says where, and whether the secret was a saved one.
+    """
+    from gpumesh.errors import AuthenticationError
+    from gpumesh.network.address import parse_address
+    from gpumesh.runtime.serving import run_worker
+    from gpumesh.runtime.settings import load_connection, save_connection
+
     def announce(worker: Dict[str, Any]) -> None:
         save_connection(address, secret)
         typer.echo(f"gpumesh: {worker['hostname']} works for {address} with {worker['slots']} slots, Ctrl-C to stop")
 
-    raise typer.Exit(run_worker(address, secret, slots=slots, score=score, tags=tags, on_joined=announce))
+    try:
+        return run_worker(address, secret, slots=slots, score=score, tags=tags, on_joined=announce)
+    except AuthenticationError as error:
+        saved = "; this one is saved, and `gpumesh disconnect` forgets it" if load_connection() == (address, secret) else ""
+        where = "" if str(parse_address(address)) in str(error) else f"{address}: "
+        raise AuthenticationError(f"{where}{error}{saved}") from None
 
 
 def parse_tags(pairs: List[str]) -> Dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Dict, List, Optional
+from typing import Dict, List, Optional
 
 import typer
 
@@ -20,7 +20,7 @@ from gpumesh.cli.console import (
     set_gpu_score,
 )
 from gpumesh.cli.finding import mesh_to_join
-from gpumesh.cli.join import parse_tags
+from gpumesh.cli.join import lend, parse_tags
 from gpumesh.config import QUICK_BENCHMARK_SECONDS
 
 
@@ -61,14 +61,7 @@ def quickjoin(
     for line in look.lines():
         typer.echo(line)
 
-    from gpumesh.runtime.serving import run_worker
-    from gpumesh.runtime.settings import save_connection
-
-    def announce(worker: Dict[str, Any]) -> None:
-        save_connection(address, secret)
-        typer.echo(f"gpumesh: {worker['hostname']} works for {address} with {worker['slots']} slots, Ctrl-C to stop")
-
-    raise typer.Exit(run_worker(address, secret, slots=slots, score=score, tags=tags, on_joined=announce))
+    raise typer.Exit(lend(address, secret, slots=slots, score=score, tags=tags))
 
 
 class _Look:

@@ -18,7 +18,7 @@ from gpumesh.config import CONNECT_STAGGER_SECONDS, UNSENT_KERNEL_BYTES
 from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
 from gpumesh.network.address import HTTPS, INSECURE, PORT, Address, is_loopback
 from gpumesh.protocol.auth import NONCE_BYTES
-from gpumesh.protocol.connection import BUSY, LATER, LOOKED, Connection, PeerFacts, State
+from gpumesh.protocol.connection import BUSY, LATER, LOOKED, NOT_A_CLIENT, Connection, PeerFacts, State
 from gpumesh.version import __version__
 
 if TYPE_CHECKING:
@@ -296,7 +296,9 @@ def at(address: Address, error: Optional[MeshError], reason: str, binding: bytes
     if error is None:
         return MeshUnavailableError(f"{address} closed the connection: {reason}")
     seen = ""
-    if binding and isinstance(error, AuthenticationError):
+    if (
+        binding and isinstance(error, AuthenticationError) and str(error) != NOT_A_CLIENT
+    ):  # Whoever says that has seen the proof.
         seen = (
             f"; if it is the right one, somebody stands between: the SHA-256 of the certificate seen here begins with {_hex(binding)}, "
             "`gpumesh serve` shows its own"

@@ -114,10 +114,10 @@ BUSY = "busy"  # There are too many.
 UNAVAILABLE = (TLS, LATER, BUSY)
 LOOKED = "looked"  # The dialer only wanted to see who is there; nothing to complain about.
 
-NOT_KNOWN = "the token was refused; use the one that `gpumesh serve` was started with"
+NOT_KNOWN = "the token was refused; `gpumesh token` on the machine that serves shows the right one"
 NOT_A_CLIENT = (
-    "this token lends a machine and nothing else; submitting work and looking at the mesh need its full token, "
-    "as `gpumesh token` shows it there"
+    "this token lends a machine and nothing else; submitting work and looking at the mesh need the full token, "
+    "which `gpumesh token` shows on the machine that serves"
 )
 
 _NEVER = float("inf")

@@ -95,6 +95,7 @@ class WorkerAgent(PoolOwner):
         self._over: asyncio.Future[Optional[BaseException]] = self._loop.create_future()  # Resolved when the agent is to end.
         self._lost: asyncio.Future[MeshError] = self._loop.create_future()  # Of the current connection.
         self._has_joined = False
+        self._has_heard_goodbye = False  # The last connection ended as the coordinator said, and not by itself.
         self._objects: Optional[WorkerObjects] = None
         self._streams: Optional[WorkerStreams] = None
         self._is_stopping = False
@@ -184,7 +185,8 @@ class WorkerAgent(PoolOwner):
                 break
             if self._was_joined():
                 self._backoff.reset()
-                logger.warning("lost the coordinator at %s (%s); trying again", self.address, error)
+                level = logging.INFO if self._has_heard_goodbye else logging.WARNING
+                logger.log(level, "lost the coordinator at %s (%s); trying again", self.address, error)
                 if self._objects is not None:
                     self._lose_objects(self._objects)
             else:
@@ -266,6 +268,7 @@ class WorkerAgent(PoolOwner):
             elif kind is Established:
                 self._join(link)
             elif kind is Closed and not self._lost.done():
+                self._has_heard_goodbye = message.error is None
                 self._lost.set_result(message.error or MeshUnavailableError(f"the coordinator left: {message.reason}"))
             elif self._objects is not None and kind is not Closed:
                 self._objects.handle(kind, message)

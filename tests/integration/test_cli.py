@@ -90,6 +90,7 @@ def test_ctrl_c_lets_a_running_task_finish(programs: Programs, tmp_path: Path) -
     assert client.wait() == 0
     assert client.lines[-1][1] == "finished"
     assert server.wait() == 0
+    assert "trying again" not in server.output, "its own worker ends with it, and complains of nothing"
 
 
 def test_a_joined_worker_drains_on_ctrl_c(programs: Programs, tmp_path: Path) -> None:
@@ -173,7 +174,8 @@ def test_a_wrong_secret_is_refused_in_one_line(command: tuple[str, ...], program
 
     assert refused.wait() == 1
     assert refused.output.splitlines()[-1].startswith("gpumesh: ")
-    assert "token" in refused.output
+    assert "the token was refused" in refused.output
+    assert url.partition("//")[2] in refused.output.splitlines()[-1], "and where"
     assert "Traceback" not in refused.output
 
 

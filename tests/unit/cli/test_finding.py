@@ -16,6 +16,7 @@ from gpumesh.errors import AuthenticationError, MeshUnavailableError
 from gpumesh.network import discovery
 from gpumesh.network.address import Address, parse_address
 from gpumesh.network.announcement import Mesh
+from gpumesh.protocol.connection import NOT_KNOWN
 from gpumesh.runtime.settings import save_connection
 
 TOKEN = "a token of some length"
@@ -150,6 +151,17 @@ def test_a_mesh_that_does_not_prove_the_token_is_skipped(mesh: Any, nobody: Addr
     assert said[1].startswith(f'gpumesh: skipped the mesh "gone" at {nobody.url}: the machine is there, but nothing listens')
     with pytest.raises(AuthenticationError, match="none of the 2 meshes found accepts this token; `gpumesh token`"):
         choose(token="another token of some length")
+
+
+def test_the_only_mesh_says_itself_why_it_cannot_be_joined(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Network, "meshes", (announced("den", parse_address(mesh.url)),))
+    said: List[str] = []
+
+    with pytest.raises(AuthenticationError) as caught:
+        mesh_to_join(None, "another token of some length", None, tell=said.append)
+
+    assert str(caught.value) == f'the mesh "den" at {mesh.url}: {NOT_KNOWN}'
+    assert said == ["gpumesh: looking for a mesh on this machine's networks ..."], "nothing is told twice"
 
 
 def test_of_a_mesh_with_a_pose_the_address_that_proves_the_token_is_taken(

@@ -151,7 +151,7 @@ def test_a_wrong_token_is_refused_at_both_sides() -> None:
 
     at_dialer, at_listener = pump(dialer, listener)
 
-    text = "the token was refused; use the one that `gpumesh serve` was started with"
+    text = "the token was refused; `gpumesh token` on the machine that serves shows the right one"
     assert only_error(at_listener, AuthenticationError) == text
     assert only_error(at_dialer, AuthenticationError) == text
     assert isinstance(dialer.error, AuthenticationError)
