@@ -421,6 +421,21 @@ ROWS: Tuple[Row, ...] = (
         for end, title in (("to", "to a coordinator"), ("from", "from it"))
     ),
     *(
+        Row("tls_bulk", f"the same over bare ssl, {end}", f"tls_over_bare_{end}", "", smaller_is_better=False)
+        for end in ("to", "from")
+    ),
+    *(
+        Row("tls_bulk", title, f"{name}_gb_s", "GB/s", smaller_is_better=False)
+        for name, title in (
+            *(
+                (f"bare_{kind}_{end}", f"bare ssl between two processes, {title}, {end}")
+                for kind, title in (("socket", "SSLSocket"), ("memory", "MemoryBIO"))
+                for end in ("to", "from")
+            ),
+            ("openssl", "the cipher alone, openssl speed"),
+        )
+    ),
+    *(
         Row("tls_bulk", f"the same, {title}", f"{name}_gb_s", "GB/s", smaller_is_better=False)
         for name, title in (
             ("plain_link_to", "plain, to"),

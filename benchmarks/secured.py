@@ -11,6 +11,7 @@ from benchmarks.far import NO_SHARED_MEMORY, Commands
 from benchmarks.figures import Metrics, percentile
 from benchmarks.functions import new_array, noop
 from benchmarks.objects import GIGABYTE, check
+from benchmarks.secured_bare import ENDS, BareCopy, openssl_speed
 from benchmarks.secured_link import LinkCopy
 from benchmarks.systems import System
 
@@ -43,15 +44,20 @@ def tls_latency(system: System, calls: int) -> Metrics:
 
 
 def tls_bulk(system: System, megabytes: int) -> Metrics:
-    """A client and a coordinator that is another host's: the same memory again over the bare connection, then new arrays as objects."""
+    """A client and a coordinator that is another host's: the same memory again over their connection, then new arrays as objects.
+
+    In turns with that connection, two processes that do nothing but Python's blocking `ssl` say what it gives at most.
+    """
     array = new_array(megabytes)
     seconds: Dict[str, List[float]] = {}
     with contextlib.ExitStack() as ends:
-        links = {way: ends.enter_context(LinkCopy(SCHEMES[way], megabytes)) for way in SCHEMES}
+        links: Dict[str, Any] = {f"{way}_link": ends.enter_context(LinkCopy(SCHEMES[way], megabytes)) for way in SCHEMES}
+        bare = {f"bare_{kind}": ends.enter_context(BareCopy(kind, megabytes)) for kind in ENDS}
         for _ in range(ROUNDS):
-            for way, link in links.items():
-                seconds.setdefault(f"{way}_link_to", []).append(link.send())
-                seconds.setdefault(f"{way}_link_from", []).append(link.receive())
+            for way, link in {**links, **bare}.items():
+                seconds.setdefault(f"{way}_to", []).append(link.send())
+                seconds.setdefault(f"{way}_from", []).append(link.receive())
+        speed = openssl_speed(next(iter(bare.values())).cipher)
     with contextlib.ExitStack() as ends:
         ways = {way: ends.enter_context(_mesh(way)) for way in (PLAIN, SECURED)}
         end = time.perf_counter() + BULK_SECONDS
@@ -68,7 +74,20 @@ def tls_bulk(system: System, megabytes: int) -> Metrics:
                 seconds.setdefault(f"{way}_put", []).append(between - before)
                 seconds.setdefault(f"{way}_get", []).append(time.perf_counter() - between)
                 del ref, value
-    return {f"{way}_gb_s": array.nbytes / percentile(found[1:], 50) / GIGABYTE for way, found in seconds.items()}
+    metrics = {f"{way}_gb_s": array.nbytes / percentile(found[1:], 50) / GIGABYTE for way, found in seconds.items()}
+    metrics.update(over_bare(metrics))
+    if speed is not None:
+        metrics["openssl_gb_s"] = speed / GIGABYTE
+    return metrics
+
+
+def over_bare(metrics: Metrics) -> Metrics:
+    """The better kind of bare `ssl` in each direction, and the mesh's connection over it."""
+    found: Metrics = {}
+    for end in ("to", "from"):
+        best = max(metrics[f"bare_{kind}_{end}_gb_s"] for kind in ENDS)
+        found.update({f"bare_{end}_gb_s": best, f"tls_over_bare_{end}": metrics[f"tls_link_{end}_gb_s"] / best})
+    return found
 
 
 @contextlib.contextmanager
