@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Container
+from typing import Any, Container, Tuple
 
 from gpumesh.model.payloads import OutOfBand, is_payload
-from gpumesh.model.tasks import spec_from_wire
+from gpumesh.model.resources import ANYTHING
+from gpumesh.model.tasks import TaskSpec, spec_from_wire
 from gpumesh.protocol.messages import DefineCode, DefineFunction, DefineSpec, RunTasks
 
+_REQUIREMENT = TaskSpec._fields.index("requirement")
 TO_BE_CHECKED = frozenset((DefineFunction, DefineCode, DefineSpec, RunTasks))
 
 
@@ -34,3 +36,10 @@ def wrong_with(message: Any, specs: Container[int]) -> str:
         if type(body) is not bytes and type(body) is not OutOfBand:
             return f"a {type(body).__name__} is no body of {kind.__name__}"
     return ""
+
+
+def whole_spec(fields: Tuple[Any, ...]) -> Tuple[Any, ...]:
+    """The fields of a `TaskSpec` that nothing is wrong with; those that its sender does not tell have their defaults."""
+    fields = (*fields, *TaskSpec(b"", "")[len(fields) :])
+    requirement = fields[_REQUIREMENT]
+    return (*fields[:_REQUIREMENT], (*requirement, *ANYTHING[len(requirement) :]), *fields[_REQUIREMENT + 1 :])

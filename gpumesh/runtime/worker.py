@@ -36,7 +36,7 @@ from gpumesh.protocol.messages import (
 from gpumesh.runtime.dialing import Dialer
 from gpumesh.runtime.facts import fresh_nonce, peer_facts
 from gpumesh.runtime.link import PeerLink
-from gpumesh.runtime.orders import TO_BE_CHECKED, wrong_with
+from gpumesh.runtime.orders import TO_BE_CHECKED, whole_spec, wrong_with
 from gpumesh.runtime.owner import Obedience, OwnerWatch
 from gpumesh.runtime.pool import Launch, PoolOwner, RunnerPool
 from gpumesh.runtime.reconnecting import Backoff, KeptResults
@@ -247,7 +247,7 @@ class WorkerAgent(PoolOwner):
             elif kind is DefineCode:
                 self._pool.define_code(message)
             elif kind is DefineSpec:
-                fields = message.spec
+                fields = whole_spec(message.spec)
                 self._specs[message.number] = self._pool.define_spec(fields, cores=fields[2][5], timeout=float(fields[3]))
             elif kind is ForgetResults:
                 self._kept.forget(message.task_ids)
