@@ -104,7 +104,9 @@ async def _again(side: Any, case: List[bytes]) -> str:
 
 def _show(figures: Figures) -> None:
     grown = f"grown by {figures.object_growth:,} objects and {figures.resident_growth / 2**20:.1f} MiB"
-    print(f"  {figures.side}: {figures.frames:,} frames, {grown}, {len(figures.findings)} findings", file=sys.stderr, flush=True)
+    print(
+        f"  {figures.side}: {figures.frames:,} frames, {grown}, {len(figures.findings)} findings", file=sys.stderr, flush=True
+    )
 
 
 def _ignore(figures: Figures) -> None:
