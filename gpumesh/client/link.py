@@ -290,12 +290,7 @@ def _open(address: Address, deadline: float, timeout: float, *, needs_tls: bool)
     """A connected socket, or one inside TLS with the hash that proofs are bound to."""
     if address.way == WEBSOCKET:
         return _secure(_pipe(address, deadline), (connecting.MESH_PROTOCOL,), address, deadline, timeout)
-    try:
-        sock = connecting.connect(address, deadline - time.monotonic())
-    except MeshUnavailableError:
-        if address.way == HTTPS and deadline > time.monotonic() and connecting.has_proxy():
-            return _secure(_pipe(address, deadline), (connecting.MESH_PROTOCOL,), address, deadline, timeout)
-        raise
+    sock = connecting.connect(address, deadline - time.monotonic())
     if connecting.is_plain(address, sock) and not needs_tls:
         return sock, b""
     tls, binding = _secure(sock, connecting.protocols_for(address), address, deadline, timeout)

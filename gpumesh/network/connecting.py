@@ -24,9 +24,11 @@ from gpumesh.version import __version__
 if TYPE_CHECKING:
     import ssl
 
+    from gpumesh.network.forward_proxy import Proxy
+
 MESH_PROTOCOL, HTTP_PROTOCOL = "gpumesh/1", "http/1.1"  # As in `network.tls`, which is not loaded where there is no TLS.
 _IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EWOULDBLOCK))
-_PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+PROXY_VARIABLES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")  # The first that is set counts.
 _NO_TOKEN = "-"  # noqa: S105 - for a conversation that ends before any proof.
 _LOOK_SECONDS = 2.0  # At who is there instead, after the connection itself has failed.
 
@@ -34,9 +36,17 @@ _LOOK_SECONDS = 2.0  # At who is there instead, after the connection itself has 
 def connect(address: Address, timeout: float) -> socket.socket:
     """A connected TCP socket, non-blocking; looking up the name and connecting share `timeout` seconds.
 
+    Through the HTTP proxy of this machine's network, where one is named for this address.
+
     Raises:
         MeshUnavailableError: There is none; the message says why, and what to do.
+        ProtocolError: The proxy does not let us through, or is none.
     """
+    proxy = proxy_for(address)
+    if proxy is not None:
+        from gpumesh.network.forward_proxy import open_tunnel
+
+        return open_tunnel(proxy, address, timeout)
     deadline = time.monotonic() + timeout
     sock = _race(resolve(address, timeout), address, deadline, timeout)
     prepare(sock)
@@ -176,9 +186,17 @@ def protocols_for(address: Address) -> Sequence[str]:
     return (MESH_PROTOCOL, HTTP_PROTOCOL) if address.way == HTTPS else (MESH_PROTOCOL,)
 
 
-def has_proxy() -> bool:
-    """Whether the environment names an HTTP proxy, which may be the only way out."""
-    return any(os.environ.get(name, "").strip() for name in _PROXIES)
+def proxy_for(address: Address) -> Optional[Proxy]:
+    """The HTTP proxy of this machine's network through which this address is reached; None: directly.
+
+    Raises:
+        ProtocolError: The environment names one that cannot be used.
+    """
+    if address.way != HTTPS or not any(os.environ.get(name, "").strip() for name in PROXY_VARIABLES):
+        return None
+    from gpumesh.network import forward_proxy
+
+    return forward_proxy.proxy_for(address)
 
 
 def secure(sock: socket.socket, protocols: Sequence[str], timeout: float) -> Tuple[ssl.SSLSocket, bytes]:

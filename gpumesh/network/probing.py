@@ -66,10 +66,17 @@ class ProbeResult(NamedTuple):
 def probe(address: Address, timeout: float) -> ProbeResult:
     """Look who is there, without a token; at most `timeout` seconds.
 
-    Of several IPs behind a name the first that answers counts.
+    Of several IPs behind a name the first that answers counts. Through the HTTP proxy of this network, where one is named for this address.
     """
     started = time.monotonic()
     deadline = started + timeout
+    if address.way == HTTPS:
+        try:
+            proxy = connecting.proxy_for(address)
+        except ProtocolError as error:
+            return ProbeResult(address, FAILED, str(error))
+        if proxy is not None:
+            return _probe_web(ProbeResult(address, "", ""), None, deadline)._replace(seconds=time.monotonic() - started)
     kind, text, targets = resolve(address.host, address.port, timeout)
     result = ProbeResult(address, kind, text)
     for number, target in enumerate(targets):
@@ -234,10 +241,19 @@ def _converse(blank: ProbeResult, sock: socket.socket, deadline: float) -> Probe
     return blank._replace(kind=OTHER, text="what listens there hangs up; it is no gpumesh coordinator")
 
 
-def _probe_web(blank: ProbeResult, target: Tuple[Any, Any], deadline: float) -> ProbeResult:
-    """Of a proxy or tunnel one sees that it speaks TLS or HTTP; whether a mesh is behind it, whoever joins sees."""
+def _probe_web(blank: ProbeResult, target: Optional[Tuple[Any, Any]], deadline: float) -> ProbeResult:
+    """Of a proxy or tunnel one sees that it speaks TLS or HTTP; whether a mesh is behind it, whoever joins sees.
+
+    Args:
+        target: None: the address, through the HTTP proxy of this network.
+    """
     try:
-        sock = connect(target, deadline)
+        if target is None:
+            sock = connecting.connect(blank.address, deadline - time.monotonic())
+        else:
+            sock = connect(target, deadline)
+    except MeshError as error:
+        return blank._replace(kind=FAILED, text=str(error))
     except OSError as error:
         kind, text = explain(error, blank.address.host)
         return blank._replace(kind=kind, text=text)
@@ -271,6 +287,12 @@ def prove(address: Address, token: str, timeout: float, *, mesh: str = "") -> st
         mesh: The id that the coordinator is expected to have.
     """
     deadline = time.monotonic() + timeout
+    if address.way == HTTPS:
+        try:
+            if connecting.proxy_for(address) is not None:
+                return prove_through(connecting.connect(address, timeout), token, deadline - time.monotonic())
+        except MeshError as error:
+            return str(error)
     _, text, targets = resolve(address.host, address.port, timeout)
     for target in targets[:4]:
         try:
@@ -297,7 +319,7 @@ def prove(address: Address, token: str, timeout: float, *, mesh: str = "") -> st
 
 
 def prove_through(pipe: socket.socket, token: str, timeout: float) -> str:
-    """The same through a pipe (`network.websocket`) that leads to a coordinator; the pipe is closed."""
+    """The same through a pipe (`network.websocket`) or tunnel that leads to a coordinator; that is closed."""
     try:
         return _shake(pipe, token, time.monotonic() + timeout, inside_tls=True)
     except (TimeoutError, socket.timeout):

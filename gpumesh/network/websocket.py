@@ -20,12 +20,16 @@ import asyncio
 import os
 import select
 import socket
-from typing import Any, Callable, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Optional, Set, Tuple
 
 from gpumesh.config import GOODBYE_SECONDS, WEBSOCKET_MESSAGE_BYTES, WEBSOCKET_READ_BYTES
 from gpumesh.errors import MeshError, MeshUnavailableError, ProtocolError
-from gpumesh.network.address import WEBSOCKET, Address, is_loopback
+from gpumesh.network.address import WEBSOCKET, Address
+from gpumesh.network.connecting import proxy_for
 from gpumesh.version import __version__
+
+if TYPE_CHECKING:
+    from gpumesh.network.forward_proxy import Proxy
 
 PATH = "/mesh"
 
@@ -33,8 +37,9 @@ PATH = "/mesh"
 async def open_pipe(address: Address, *, timeout: float, on_end: Optional[Callable[[], object]] = None) -> socket.socket:
     """Connect to the WebSocket of the coordinator that is, or stands behind, `address`; for the running loop.
 
-    Goes by `ws://` where the address says so, else by `wss://`; HTTP proxies of the environment (HTTPS_PROXY, ...) are used. The outer
-    certificate is not verified: proxies before a mesh have any, and what is inside is protected end to end, whoever stands between.
+    Goes by `ws://` where the address says so, else by `wss://`, and then through the HTTP proxy of this machine's network where one is named
+    (`network.forward_proxy`). The outer certificate is not verified: proxies before a mesh have any, and what is inside is protected end to
+    end, whoever stands between.
 
     Args:
         timeout: Seconds for the name, the connection and the outer handshakes together.
@@ -46,7 +51,7 @@ async def open_pipe(address: Address, *, timeout: float, on_end: Optional[Callab
 
     Raises:
         MeshUnavailableError: Nobody answers, or a proxy does and cannot reach the coordinator.
-        ProtocolError: There is no mesh behind this address.
+        ProtocolError: There is no mesh behind this address, or the proxy of this network does not let us through.
     """
     session, ws = await _connect(address, timeout)
     mine, theirs = socket.socketpair()
@@ -165,17 +170,17 @@ async def _connect(address: Address, timeout: float) -> Tuple[Any, Any]:
     import aiohttp
     from yarl import URL
 
-    scheme = "http" if address.way == WEBSOCKET else "https"  # Not ws and wss: proxies of the environment are by these names.
+    proxy = proxy_for(address)
+    scheme = "ws" if address.way == WEBSOCKET else "wss"
     url = URL.build(scheme=scheme, host=address.host, port=address.port, path=PATH)
-    shown = str(url)
-    session = aiohttp.ClientSession(
-        trust_env=not is_loopback(address.host), auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
-    )
+    session = aiohttp.ClientSession(auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
     try:
         ws = await asyncio.wait_for(
             session.ws_connect(
                 url,
-                ssl=_outer_context() if scheme == "https" else True,
+                ssl=_outer_context() if scheme == "wss" else True,
+                proxy=None if proxy is None else URL(proxy.url),
+                proxy_headers=None if proxy is None else proxy.headers(),
                 compress=0,
                 max_msg_size=WEBSOCKET_MESSAGE_BYTES,
                 headers={"User-Agent": f"gpumesh/{__version__}"},
@@ -184,7 +189,7 @@ async def _connect(address: Address, timeout: float) -> Tuple[Any, Any]:
         )
     except BaseException as error:
         await session.close()
-        known = _meaning(error, address, shown, timeout)
+        known = _meaning(error, address, proxy, timeout)
         if known is None:
             raise
         raise known from None
@@ -197,10 +202,18 @@ def _outer_context() -> Any:
     return client_context([HTTP_PROTOCOL])
 
 
-def _meaning(error: BaseException, address: Address, shown: str, timeout: float) -> Optional[MeshError]:
+def _meaning(error: BaseException, address: Address, proxy: Optional[Proxy], timeout: float) -> Optional[MeshError]:
     """What a failure to connect means to whoever wants to join; None: it is none of those that happen."""
     import aiohttp
 
+    from gpumesh.network import forward_proxy
+
+    shown = f"{address.url}{PATH}" if proxy is None else f"{address.url}{PATH} (through the HTTP proxy {proxy.url})"
+    if proxy is not None and isinstance(error, aiohttp.ClientHttpProxyError):
+        schemes = error.headers.getall("Proxy-Authenticate", []) if error.headers is not None else []
+        return forward_proxy.refused(proxy, address, error.status, schemes)
+    if proxy is not None and isinstance(error, aiohttp.ClientProxyConnectionError):
+        return forward_proxy.unreachable(proxy, address, _why(error.os_error))
     if isinstance(error, asyncio.TimeoutError):
         return MeshUnavailableError(
             f"no answer from {shown} within {timeout:g} s; check the address, the network and the proxy, "
@@ -208,26 +221,22 @@ def _meaning(error: BaseException, address: Address, shown: str, timeout: float)
         )
     if isinstance(error, aiohttp.WSServerHandshakeError):
         return _meaning_of_status(error.status, shown)
-    if isinstance(error, aiohttp.ClientHttpProxyError):
-        return MeshUnavailableError(
-            f"the HTTP proxy of this machine's environment does not let us through to {address} (status {error.status}); "
-            "check HTTPS_PROXY and NO_PROXY"
-        )
-    if isinstance(error, aiohttp.ClientProxyConnectionError):
-        return MeshUnavailableError(
-            "the HTTP proxy of this machine's environment cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
-        )
     if isinstance(error, (aiohttp.ClientConnectorSSLError, aiohttp.ServerFingerprintMismatch)):
         return ProtocolError(f"what answers at {address} does not speak TLS; use ws://{address} if it is a proxy without TLS")
     if isinstance(error, aiohttp.ClientConnectorError):
-        code = error.os_error.errno or 0
-        why = os.strerror(code) if code > 0 else error.os_error.strerror or str(error.os_error)  # Below 0: of looking up names.
-        return MeshUnavailableError(f"cannot connect to {shown} ({why}); check the address, and that the proxy runs")
+        return MeshUnavailableError(
+            f"cannot connect to {shown} ({_why(error.os_error)}); check the address, and that the proxy runs"
+        )
     if isinstance(error, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)):
         return MeshUnavailableError(f"{shown} closed the connection before it answered; check the address and the proxy")
     if isinstance(error, (aiohttp.ClientError, ValueError)):
         return ProtocolError(f"what answers at {shown} does not speak HTTP; check the address")
     return None
+
+
+def _why(error: OSError) -> str:
+    code = error.errno or 0
+    return os.strerror(code) if code > 0 else error.strerror or str(error)  # Below 0: of looking up names.
 
 
 def _meaning_of_status(status: int, shown: str) -> MeshError:

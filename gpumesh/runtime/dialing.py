@@ -2,7 +2,7 @@
 
 DIRECT  ── TCP ── loopback, or insecure:// ──> plain        (refused with "tls": once more, inside TLS)
               └── else: TLS ── gpumesh/1 ────> mesh inside TLS
-https://               └── anything else ────> PIPE
+https://               └── anything else ────> PIPE    (TCP and PIPE by the HTTP proxy of this network, where one is named)
 ws://   ── PIPE: WebSocket ── TLS inside ────> mesh inside TLS
 """
 
@@ -15,7 +15,7 @@ import threading
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple, TypeVar
 
 from gpumesh.config import CONNECT_SECONDS
-from gpumesh.errors import MeshError, MeshUnavailableError
+from gpumesh.errors import MeshError
 from gpumesh.network import connecting
 from gpumesh.network.address import HTTPS, PORT, WEBSOCKET, Address, is_loopback
 from gpumesh.protocol.connection import TLS
@@ -62,13 +62,7 @@ class Dialer:
 
     async def _direct(self, make: MakeProtocol, deadline: float, *, needs_tls: bool) -> None:
         address = self.address
-        try:
-            sock = await self._connect(deadline)
-        except MeshUnavailableError:
-            if address.way != HTTPS or not connecting.has_proxy() or self._loop.time() >= deadline:
-                raise
-            await self._pipe(make, deadline)
-            return
+        sock = await self._connect(deadline)
         if connecting.is_plain(address, sock) and not needs_tls:
             await self._loop.create_connection(lambda: make(b""), sock=sock)
             return

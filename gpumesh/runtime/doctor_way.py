@@ -12,12 +12,13 @@ import time
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from gpumesh.config import DOCTOR_STEP_SECONDS
-from gpumesh.network import probing
+from gpumesh.errors import MeshError, ProtocolError
+from gpumesh.network import connecting, probing
 from gpumesh.network.address import HTTPS, INSECURE, PORT, WEBSOCKET, Address, is_loopback
 from gpumesh.network.probing import ProbeResult, probe
 from gpumesh.protocol import auth
 from gpumesh.runtime import doctor_judging as judge
-from gpumesh.runtime.findings import FAULT, MESH, Finding, fault, note, ok, warning
+from gpumesh.runtime.findings import FAULT, HERE, MESH, Finding, fault, note, ok, warning
 
 _HEAD_BYTES = 4096
 
@@ -29,17 +30,24 @@ AskWorkers = Callable[[Address, str], Union[str, Sequence[Mapping[str, Any]]]]
 def check_way(address: Address, token: Optional[str], ask_workers: AskWorkers) -> List[Finding]:
     """All steps, as far as they go.
 
+    Through an HTTP proxy of this machine's network it is one step to the mesh's port: the proxy looks up the name, and finds the way.
+
     Args:
         token: None: steps that need one are left out, and that is told.
     """
     found: List[Finding] = []
-    named, targets = check_name(address)
-    found.append(named)
-    if named.state == FAULT:
-        return found
-    reached = check_route_and_tcp(address, targets)
-    found += reached
-    if reached[-1].state == FAULT:
+    targets: List[Optional[Tuple[Any, Any]]] = [None]
+    proxied = check_proxy(address)
+    if proxied is not None:
+        found.append(proxied)
+    else:
+        named, known = check_name(address)
+        found.append(named)
+        if named.state == FAULT:
+            return found
+        found += check_route_and_tcp(address, known)
+        targets = [*known]
+    if found[-1].state == FAULT:
         return found
     result = probe(address, DOCTOR_STEP_SECONDS)
     if address.way != INSECURE:
@@ -58,6 +66,32 @@ def check_way(address: Address, token: Optional[str], ask_workers: AskWorkers) -
     if proved.state != FAULT:
         found += check_versions(address, token, result, ask_workers)
     return found
+
+
+def check_proxy(address: Address) -> Optional[Finding]:
+    """Whether the HTTP proxy of this machine's network reaches it; None: it is reached directly."""
+    started = time.monotonic()
+    proxy = None
+    try:
+        proxy = connecting.proxy_for(address)
+        if proxy is None:
+            return None
+        connecting.connect(address, DOCTOR_STEP_SECONDS).close()
+    except MeshError as error:
+        # A proxy that is there and finds no way on is not this machine's fault.
+        is_beyond = proxy is not None and not isinstance(error, ProtocolError) and _takes_connections(proxy.address)
+        clause, _, advice = str(error).partition("; ")
+        return fault("proxy", clause, advice, place=MESH if is_beyond else HERE)
+    took = 1000 * (time.monotonic() - started)
+    return ok("proxy", f"the HTTP proxy {proxy.url} ({proxy.variable}) connects to {address}, within {took:.1f} ms")
+
+
+def _takes_connections(address: Address) -> bool:
+    try:
+        connecting.connect(address, DOCTOR_STEP_SECONDS).close()
+    except MeshError:
+        return False
+    return True
 
 
 def check_name(address: Address) -> Tuple[Finding, List[Tuple[Any, Any]]]:
@@ -154,7 +188,7 @@ def check_token(address: Address, token: str, result: ProbeResult, ask_workers: 
     return ok("token", "the mesh knows this token, and it can do everything")
 
 
-def check_clock(address: Address, targets: List[Tuple[Any, Any]]) -> Finding:
+def check_clock(address: Address, targets: Sequence[Optional[Tuple[Any, Any]]]) -> Finding:
     """How far the coordinator's clock is from this one; of no consequence but for people who compare logs."""
     answer = _head(address, targets)
     if answer is None:
@@ -207,13 +241,17 @@ def _what_to_do(kind: str, address: Address, advice: str) -> str:
     return advice or "start `gpumesh serve` there, and check host and port"
 
 
-def _head(address: Address, targets: List[Tuple[Any, Any]]) -> Optional[Tuple[float, float]]:
+def _head(address: Address, targets: Sequence[Optional[Tuple[Any, Any]]]) -> Optional[Tuple[float, float]]:
     """(seconds that the coordinator's clock is ahead, by how much that may be wrong), from the date in an HTTP answer."""
     for target in targets:
         deadline = time.monotonic() + DOCTOR_STEP_SECONDS
-        is_near = is_loopback(str(target[1][0]))
+        is_near = target is not None and is_loopback(str(target[1][0]))
         try:
-            sock = probing.connect(target, deadline)
+            if target is None:  # Through the proxy.
+                sock = connecting.connect(address, DOCTOR_STEP_SECONDS)
+                sock.settimeout(DOCTOR_STEP_SECONDS)
+            else:
+                sock = probing.connect(target, deadline)
             try:
                 if address.way == HTTPS or (address.way == PORT and not is_near):
                     sock = _inside_tls(sock)
