@@ -137,14 +137,23 @@ def given_token(token: Optional[str], token_file: Optional[str]) -> Optional[str
 
 def _token_from(file: str) -> str:
     if file != STDIN:
-        with open(file, encoding="utf-8") as opened:
-            return opened.read().strip()
+        try:
+            with open(file, encoding="utf-8") as opened:
+                return opened.read().strip()
+        except OSError as error:
+            raise OSError(error.errno, f"cannot read the token file {file}: {error.strerror}; check --token-file") from None
+        except UnicodeDecodeError:
+            raise typer.BadParameter(f"the file {file} holds no text, and so no token") from None
     return ask_for_token() if sys.stdin.isatty() else sys.stdin.readline().strip()
 
 
 def ask_for_token() -> str:
-    """What the person at the terminal types, which is not shown."""
-    return str(typer.prompt("Token of the mesh", hide_input=True, err=True)).strip()
+    """What the person at the terminal types, which is not shown. Ctrl-C ends the program, as everywhere."""
+    try:
+        return str(typer.prompt("Token of the mesh", hide_input=True, err=True)).strip()
+    except typer.Abort:
+        typer.echo("", err=True)
+        raise typer.Exit(130) from None
 
 
 def check_token(token: Optional[str]) -> None:

@@ -143,14 +143,23 @@ def _save(address: str, old: str, fresh: str) -> bool:
     return is_of_it and saved == fresh
 
 
+def _for_others(address: str) -> str:
+    """What stands in a command for other machines: this one's own loopback address is of no use there."""
+    from gpumesh.network.address import is_loopback, parse_address
+
+    host = parse_address(address).host
+    return "ADDRESS" if is_loopback(host) or host == "localhost" else address
+
+
 def _advice(address: str, seconds: float, *, is_kept: bool, is_saved: bool, in_environment: bool) -> Tuple[str, ...]:
+    there = _for_others(address)
     until = time.strftime("%H:%M", time.localtime(time.time() + seconds))
     lines = [
         f"the mesh at {address} has the new token above; what runs goes on, and connections that are open stay open",
         f"the token of before opens new connections until {until} and none after it"
         if seconds
         else "the token of before opens no connection any more: who loses the connection must join again with the new one",
-        f"on every other machine of the mesh: gpumesh join {address} --token-file -   (it asks; `gpumesh token worker` is enough to lend)",
+        f"on every other machine of the mesh: gpumesh join {there} --token-file -   (it asks; `gpumesh token worker` is enough to lend)",
     ]
     if is_saved:
         lines.append("the connection that is saved for you on this machine has it already")

@@ -216,8 +216,15 @@ class WorkerAgent(PoolOwner):
     async def _connect_once(self) -> MeshError:
         self._lost = self._loop.create_future()
         self._specs = {}
+        dialing = asyncio.ensure_future(self._dialer.dial(self._make_link))
+        waited: List[asyncio.Future[Any]] = [dialing, self._over]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not dialing.done():  # Nobody is waited for who may not even be there.
+            dialing.cancel()
+            await asyncio.wait([dialing])
+            return MeshUnavailableError("stopped")
         try:
-            await self._dialer.dial(self._make_link)
+            dialing.result()
         except MeshError as error:
             return error
         ends: List[asyncio.Future[Any]] = [self._lost, self._over]

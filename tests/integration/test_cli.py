@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -10,9 +11,11 @@ import threading
 from pathlib import Path
 from typing import Iterator
 
+import psutil
 import pytest
 
 from tests.integration.programs import Programs, started_programs
+from tests.support.processes import until
 
 TASK = """
 import pathlib, sys, time
@@ -106,6 +109,23 @@ def test_a_joined_worker_drains_on_ctrl_c(programs: Programs, tmp_path: Path) ->
     assert client.output == "finished"
     assert worker.wait() == 0
     assert worker.survivors() == []
+
+
+def test_ctrl_c_waits_for_nobody_who_does_not_answer(programs: Programs) -> None:
+    with socket.socket() as deaf, contextlib.ExitStack() as callers:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        for _ in range(3):  # So many that the system takes no more, and answers nobody.
+            caller = callers.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(deaf.getsockname())
+        worker = programs.gpumesh("join", f"127.0.0.1:{deaf.getsockname()[1]}", "--token", "a token of some length")
+        process = psutil.Process(worker.process.pid)
+        until(lambda: any(each.status == psutil.CONN_SYN_SENT for each in process.net_connections("tcp")), 20)
+
+        worker.interrupt()
+
+        assert worker.wait(3.0) == 0
 
 
 @pytest.mark.parametrize("which", ["serve", "join"])

@@ -234,6 +234,21 @@ def test_an_empty_token_file_is_refused(run: Callable[..., Answer], served: List
     assert served == []
 
 
+def test_a_token_file_that_cannot_be_read_is_named(run: Callable[..., Answer], served: List[Any], tmp_path: Path) -> None:
+    missing, noise = tmp_path / "missing", tmp_path / "noise"
+    noise.write_bytes(bytes(range(256)))
+
+    code, _, err = run("serve", "--token-file", str(missing))
+    assert (code, err) == (
+        1,
+        f"gpumesh: cannot read the token file {missing}: No such file or directory; check --token-file\n",
+    )
+    code, _, err = run("serve", "--token-file", str(noise))
+    assert code == 2
+    assert "holds no text" in err
+    assert served == []
+
+
 def test_join_takes_slots_score_and_tags(run: Callable[..., Answer], served: List[Dict[str, Any]]) -> None:
     words = ("--slots", "3", "--score", "12.5", "--tag", "room=lab", "--tag", "disk = ssd ", "--token", "hush")
     code, out, _ = run("join", "gpumesh://box", *words)
