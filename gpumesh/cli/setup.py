@@ -275,12 +275,14 @@ def _problem_of(address: Address, secret: str) -> str:
     if probe(address, CONNECT_SECONDS).kind != WEB:
         return prove(address, secret, CONNECT_SECONDS)
 
-    from gpumesh.runtime.piping import open_pipe
+    from gpumesh.runtime import piping
 
     try:
-        return prove_through(open_pipe(address, timeout=CONNECT_SECONDS), secret, CONNECT_SECONDS)
+        return prove_through(piping.open_pipe(address, timeout=CONNECT_SECONDS), secret, CONNECT_SECONDS)
     except MeshError as error:
         return str(error)
+    finally:
+        piping.end()
 
 
 def _asked_address() -> Address:

@@ -481,6 +481,7 @@ def _close_all() -> None:
     piping = sys.modules.get("gpumesh.runtime.piping")
     if piping is not None:
         piping.drain()
+        piping.end()
 
 
 def _after_fork_in_child() -> None:

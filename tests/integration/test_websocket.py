@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -183,3 +185,25 @@ def test_the_wizard_tries_the_token_through_it(site: Site) -> None:
     assert "token was refused" in wrong.output
     assert lent.wait() == 0
     assert f"{site.url} accepts this machine" in lent.output
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from gpumesh import GPUMesh; mesh = GPUMesh(url, token=token, fallback=False); mesh.workers()",
+        "from gpumesh.cli.setup import _problem_of as tried; assert not tried(parse_address(url), token)",
+    ],
+    ids=["a client", "the wizard"],
+)
+def test_no_loop_runs_any_more_when_the_interpreter_takes_itself_apart(site: Site, program: str) -> None:
+    """One that is written in C crashed there, now and then: exit status -11."""
+    code = f"""
+import atexit, sys, threading
+atexit.register(lambda: print([thread.name for thread in threading.enumerate() if "websocket" in thread.name]))  # The last to be called.
+url, token = sys.argv[1:]
+from gpumesh.network.address import parse_address
+{program}
+assert "gpumesh-websocket" in [thread.name for thread in threading.enumerate()] or "mesh" not in globals()
+"""
+    run = subprocess.run([sys.executable, "-c", code, site.url, TOKEN], check=False, capture_output=True, text=True, timeout=50)
+    assert (run.returncode, run.stdout.strip()) == (0, "[]"), run.stderr
