@@ -27,6 +27,9 @@ RECONNECT_FIRST_DELAY_SECONDS = 0.1
 RECONNECT_MAX_DELAY_SECONDS = (
     1.5  # A restart may cost 2 s beyond its own time, the way back included. In a mesh of few workers.
 )
+OUTAGE_LINE_SECONDS = 60.0  # A worker says again that its coordinator is not there, ...
+OUTAGE_LINE_MAX_SECONDS = 1200.0  # ... each time after twice as long, up to three lines an hour.
+OUTAGE_REASONS = 8  # As many different reasons are told as they come; more of them wait for such a line.
 RECONNECTS_PER_SECOND = 40.0  # Of all workers of a mesh together, about: a hundred handshakes cost the coordinator 50 ms.
 UNSENT_KERNEL_BYTES = 256 * KIB  # In a socket's own queue: on a slow link a heartbeat waits behind no more of it.
 GOODBYE_SECONDS = 1.0  # From a coordinator's goodbyes to closing on who does not read them.

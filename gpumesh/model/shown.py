@@ -1,4 +1,4 @@
-"""What others say of themselves, fit for logs, events and terminals; pure.
+"""What is shown to people: what others say of themselves, fit for logs, events and terminals, and lengths of time; pure.
 
 A line that a stranger, or a machine that is only lent, can write into a log or onto a screen must not be able to begin another line, move the
 cursor or change colours there.
@@ -26,3 +26,11 @@ def clean_lines(text: str) -> str:
     """Text of several lines, such as an error with its traceback: only its line breaks and tabs are left of what moves the cursor."""
     plain = text if "\x1b" not in text else _COLOURS.sub("", text)
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in plain.replace("\r\n", "\n"))
+
+
+def span(seconds: float) -> str:
+    """A length of time: "3 s", "12 min", "5 h", "2 days"."""
+    for limit, unit, name in ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172800.0, 3600.0, "h")):
+        if seconds < limit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 86400.0:.0f} days"

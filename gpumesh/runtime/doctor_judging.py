@@ -6,6 +6,7 @@ import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from gpumesh.config import CLOCK_NOTE_SECONDS
+from gpumesh.model.shown import span
 from gpumesh.runtime.findings import MESH, Finding, fault, note, ok, warning
 
 OLDEST_PYTHON = (3, 9)
@@ -237,14 +238,6 @@ def names_of(names: Sequence[str], most: int = 4) -> str:
     """A few names, and how many more there are."""
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
-
-
-def span(seconds: float) -> str:
-    """A length of time for people: "3 s", "12 min", "5 h", "2 days"."""
-    for limit, unit, name in ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172800.0, 3600.0, "h")):
-        if seconds < limit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds / 86400.0:.0f} days"
 
 
 def _leading(version: str) -> int:

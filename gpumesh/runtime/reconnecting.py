@@ -1,12 +1,20 @@
-"""When a worker looks for its lost coordinator, and what it keeps for it meanwhile. No sockets."""
+"""When a worker looks for its lost coordinator, what it says of that, and what it keeps for it meanwhile. No sockets."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Iterator, List, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
-from gpumesh.config import RECONNECT_FIRST_DELAY_SECONDS, RECONNECT_MAX_DELAY_SECONDS, RECONNECTS_PER_SECOND
+from gpumesh.config import (
+    OUTAGE_LINE_MAX_SECONDS,
+    OUTAGE_LINE_SECONDS,
+    OUTAGE_REASONS,
+    RECONNECT_FIRST_DELAY_SECONDS,
+    RECONNECT_MAX_DELAY_SECONDS,
+    RECONNECTS_PER_SECOND,
+)
 from gpumesh.model.outcomes import Status
 from gpumesh.model.payloads import payload_bytes
+from gpumesh.model.shown import span
 
 _NOT_RUN = int(Status.NOT_RUN)
 BATCH_RESULTS = 1024  # Kept results that are sent again in one message, ...
@@ -40,6 +48,40 @@ class Backoff:
         spread = self.workers / RECONNECTS_PER_SECOND
         most = min(RECONNECT_FIRST_DELAY_SECONDS * 2.0 ** min(self._failures, 16), RECONNECT_MAX_DELAY_SECONDS)
         return max(most, spread) * (0.2 + 0.8 * draw)
+
+
+class Outage:
+    """What is worth a line of a log while there is no coordinator: each reason once, then now and then that it is still so."""
+
+    __slots__ = ("_since", "_tries", "_reasons", "_pause", "_next_at")
+
+    def __init__(self) -> None:
+        self._tries = 0  # That have failed; 0: there is no outage.
+        self._since = self._next_at = 0.0
+        self._pause = OUTAGE_LINE_SECONDS
+        self._reasons: Set[str] = set()
+
+    def failed(self, reason: str, now: float) -> Optional[str]:
+        """An attempt has failed: what to add to the line about it, "" the first time; None: no line, that was told before."""
+        if not self._tries:
+            self._since, self._pause, self._next_at = now, OUTAGE_LINE_SECONDS, now + OUTAGE_LINE_SECONDS
+            self._reasons.clear()
+        self._tries += 1
+        kind = "".join(letter for letter in reason if not letter.isdigit())  # Seconds that are left make no new reason.
+        is_new = kind not in self._reasons and len(self._reasons) < OUTAGE_REASONS
+        if is_new:
+            self._reasons.add(kind)
+        if now >= self._next_at:
+            self._pause = min(2 * self._pause, OUTAGE_LINE_MAX_SECONDS)
+            self._next_at = now + self._pause
+        elif not is_new:
+            return None
+        return f", for {span(now - self._since)} now" if self._tries > 1 else ""
+
+    def end(self, now: float) -> str:
+        """It is there: how long it was not, to add to the line about that; "" if no attempt had failed."""
+        tries, self._tries = self._tries, 0
+        return f", {span(now - self._since)} after the first of {tries} attempts" if tries else ""
 
 
 class KeptResults:

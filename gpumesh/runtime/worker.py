@@ -39,7 +39,7 @@ from gpumesh.runtime.link import PeerLink
 from gpumesh.runtime.orders import TO_BE_CHECKED, whole_spec, wrong_with
 from gpumesh.runtime.owner import Obedience, OwnerWatch
 from gpumesh.runtime.pool import Launch, PoolOwner, RunnerPool
-from gpumesh.runtime.reconnecting import Backoff, KeptResults
+from gpumesh.runtime.reconnecting import Backoff, KeptResults, Outage
 from gpumesh.runtime.relay import Relay
 from gpumesh.runtime.standing import Standing
 
@@ -91,6 +91,8 @@ class WorkerAgent(PoolOwner):
         self._specs: Dict[int, int] = {}  # Number on this connection -> number in the pool.
         self._kept = KeptResults()
         self._backoff = Backoff()
+        self._outage = Outage()
+        self._was_complained = False  # Of its loss; then its return is worth as much.
         self._is_draining = False
         self._over: asyncio.Future[Optional[BaseException]] = self._loop.create_future()  # Resolved when the agent is to end.
         self._lost: asyncio.Future[MeshError] = self._loop.create_future()  # Of the current connection.
@@ -185,17 +187,24 @@ class WorkerAgent(PoolOwner):
                 break
             if self._was_joined():
                 self._backoff.reset()
-                level = logging.INFO if self._has_heard_goodbye else logging.WARNING
+                self._was_complained = not self._has_heard_goodbye
+                level = logging.WARNING if self._was_complained else logging.INFO
                 logger.log(level, "lost the coordinator at %s (%s); trying again", self.address, error)
                 if self._objects is not None:
                     self._lose_objects(self._objects)
             else:
-                logger.info("cannot reach the coordinator at %s (%s); trying again", self.address, error)
+                self._tell_of_outage(error)
             self._link = None
             await asyncio.wait([self._over], timeout=self._backoff.next(random.random()))
         failure = self._over.result() if self._over.done() else None
         if failure is not None:
             raise failure
+
+    def _tell_of_outage(self, error: MeshError) -> None:
+        more = self._outage.failed(str(error), self._loop.time())
+        if more is not None:
+            hint = "" if self._has_joined or sys.stderr is None or not sys.stderr.isatty() else ", Ctrl-C ends this"
+            logger.info("cannot reach the coordinator at %s%s (%s); trying again%s", self.address, more, error, hint)
 
     def _lose_objects(self, objects: WorkerObjects) -> None:
         """The coordinator's store cannot be relied on any more: tasks that have not started are not to look for their inputs there."""
@@ -313,7 +322,11 @@ class WorkerAgent(PoolOwner):
             link.send(TasksFinished(results))
         if passing:
             link.send(ReleaseRefs(passing))
-        logger.info("joined the mesh at %s with %d slots", self.address, facts.slots)
+        level = logging.WARNING if self._was_complained else logging.INFO
+        logger.log(
+            level, "joined the mesh at %s with %d slots%s", self.address, facts.slots, self._outage.end(self._loop.time())
+        )
+        self._was_complained = False
         if self._on_joined is not None:
             self._on_joined({"id": self.worker_id, **facts._asdict()})
         if self._is_draining:

@@ -91,6 +91,8 @@ def test_the_times_that_are_made_short_are_all_that_anybody_waits_for() -> None:
         "REFUSALS_LOGGED",
         "HTTP",
         "HTTP_IDLE",
+        "OUTAGE_LINE",
+        "OUTAGE_LINE_MAX",
     }
     long = {
         name[: -len("_SECONDS")]

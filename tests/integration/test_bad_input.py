@@ -148,6 +148,9 @@ def test_random_bytes_are_there() -> None:
 # --- a worker at the wrong address
 
 
+JOIN = ("join", "--token", "guess", "--slots", "1", "--score", "1")
+
+
 def test_join_says_what_is_wrong_and_leaves(mesh: EmbeddedMesh, tmp_path: Any) -> None:
     with started_programs(tmp_path) as programs, peers.http_server() as web, Server(peers.say(OTHER_VERSION)) as other:
         started = {
@@ -164,16 +167,26 @@ def test_join_says_what_is_wrong_and_leaves(mesh: EmbeddedMesh, tmp_path: Any) -
 def test_join_waits_for_a_coordinator_that_is_not_there_yet(tmp_path: Any) -> None:
     port = free_port()
     with started_programs(tmp_path) as programs:
-        worker = join(programs, f"127.0.0.1:{port}")
-        worker.wait_for("cannot reach the coordinator")
+        # A line every half second, which usually is one a minute.
+        words = (
+            "tests.support.other_times",
+            "OUTAGE_LINE_SECONDS=0.5",
+            "OUTAGE_LINE_MAX_SECONDS=0.5",
+            "RECONNECT_MAX_DELAY_SECONDS=0.05",
+        )
+        worker = programs.python("-m", *words, "--", *JOIN, f"127.0.0.1:{port}")
+        worker.wait_for(r"cannot reach the coordinator at [0-9.:]+ \(nothing listens.*\); trying again$")
+        worker.wait_for(r"cannot reach the coordinator at [0-9.:]+, for \d s now \(nothing listens.*\); trying again$")
 
         programs.gpumesh("serve", "--host", "127.0.0.1", "--no-self-worker", "--port", str(port), "--token", "guess")
 
+        tries = int(worker.wait_for(r"joined the mesh at .*, \d s after the first of (\d+) attempts")[1])
         worker.wait_for("works for")
+        assert 2 < worker.output.count("cannot reach") + 1 < tries, "not a line for each"
 
 
 def join(programs: Programs, url: str) -> Any:
-    return programs.gpumesh("join", url, "--token", "guess", "--slots", "1", "--score", "1")
+    return programs.gpumesh(*JOIN, url)
 
 
 # --- a coordinator and its strangers

@@ -6,6 +6,7 @@ from typing import Any, Dict, List
 
 import pytest
 
+from gpumesh.model.shown import span
 from gpumesh.runtime import doctor_judging as judge
 from gpumesh.runtime.findings import FAULT, HERE, MESH, NOTE, OK, WARNING, Finding, as_report, fault, is_at_fault, note, ok
 
@@ -118,7 +119,7 @@ def test_clocks_that_differ_are_a_note_and_never_more() -> None:
 
 
 def test_spans_are_readable() -> None:
-    assert [judge.span(each) for each in (3, 119, 120, 7199, 7200, 172799, 172800)] == [
+    assert [span(each) for each in (3, 119, 120, 7199, 7200, 172799, 172800)] == [
         "3 s", "119 s", "2 min", "120 min", "2 h", "48 h", "2 days",
     ]  # fmt: skip
 
