@@ -62,7 +62,7 @@ def disconnect(yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."
     """
     import os
 
-    from gpumesh.runtime.settings import connection_file, forget_connection, generated_token, load_connection
+    from gpumesh.runtime.settings import connection_file, forget_connection, generated_token, load_connection, other_served
 
     url, token = load_connection()
     if not os.path.exists(connection_file()):
@@ -73,6 +73,9 @@ def disconnect(yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."
             raise typer.BadParameter("nobody is here to be asked; give --yes to forget the saved mesh")
         if url and token and generated_token(url) == token:
             typer.echo("The token of this mesh was generated, and is written nowhere else on this machine.")
+        others = other_served(url)
+        if others:
+            typer.echo(f"Nor are those of other meshes that you have served: {', '.join(others)}.")
         if not asking.confirm(f"Forget the mesh at {url or 'an address that cannot be read'}?", default=False):
             raise typer.Exit(1)
     forget_connection()

@@ -114,7 +114,7 @@ def serve(
     from gpumesh.network.ranking import parse_advertised
     from gpumesh.runtime.announcing import announcing
     from gpumesh.runtime.serving import generate_token, own_address, run_coordinator
-    from gpumesh.runtime.settings import generated_token, load_connection, save_connection
+    from gpumesh.runtime.settings import generated_token, keep_generated, load_connection, save_connection
 
     named = [parse_advertised(each) for each in advertise or ()]
     supplied = given_token(token, token_file)
@@ -133,8 +133,10 @@ def serve(
 
     def keep_token(fresh: str) -> bool:
         """It was rotated. A token that somebody has chosen is chosen anew at the next start."""
-        if not supplied or load_connection() == (saved_as[0], supplied):
-            save_connection(saved_as[0], fresh, is_generated=not supplied)
+        if not supplied:
+            keep_generated(saved_as[0], fresh)
+        elif load_connection() == (saved_as[0], supplied):
+            save_connection(saved_as[0], fresh)
         return not supplied
 
     def announce(url: str) -> None:

@@ -1,7 +1,7 @@
 """What the environment and the saved connection say; nothing here connects.
 
-The connection file is JSON with `url`, `token` and, where it was made up, `generated`; only its owner can read it. `gpumesh serve` and `gpumesh join` save it, `GPUMesh()`
-and the commands read it.
+The connection file is JSON with `url`, `token` and, where it was made up, `generated`, and `served`: the tokens that were made up for other coordinators of this user's,
+by address. Only its owner can read it. `gpumesh serve` and `gpumesh join` save it, `GPUMesh()` and the commands read it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import sys
-from typing import Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from gpumesh.config import OBJECT_MEMORY_FRACTION
 from gpumesh.model.records import NamedTuple
@@ -21,6 +21,7 @@ logger = logging.getLogger("gpumesh")
 
 _NO = ("", "0", "false", "no", "off")
 _FILE = "connection.json"
+_SERVED_KEPT = 8  # Generated tokens of meshes served before; one port after the other is tried by hand.
 LESSER_PREFIXES = ("gmw-", "gmm-")  # Beginnings of tokens that lend or measure only; see protocol.auth.
 
 
@@ -94,7 +95,8 @@ def save_connection(url: str, token: str, *, is_generated: bool = False) -> bool
     """Remember a mesh for this user's next `GPUMesh()` or command; the file is never readable by others, not even for a moment.
 
     Failing to do so is logged and nothing more: whoever saves has a mesh that works. A lesser token does not take the place of the full one
-    that it follows from. A file that cannot be read as a connection may still hold a token: it is kept beside the new one.
+    that it follows from, and secrets that were made up for coordinators of this user's are kept whatever is saved beside them. A file that
+    cannot be read as a connection may still hold a token: it is kept beside the new one.
 
     Args:
         is_generated: Nobody chose the secret: see `generated_token`. It stays so when the same connection is saved again.
@@ -112,7 +114,11 @@ def save_connection(url: str, token: str, *, is_generated: bool = False) -> bool
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w", encoding="utf-8") as file:
             os.chmod(part, 0o600)  # Whatever an older file of this name was.
-            json.dump({"url": url, "token": token, **({"generated": True} if is_generated else {})}, file)
+            record: Dict[str, Any] = {"url": url, "token": token, **({"generated": True} if is_generated else {})}
+            served = {each: secret for each, secret in _generated().items() if each != url}
+            if served:
+                record["served"] = dict(list(served.items())[-_SERVED_KEPT:])
+            json.dump(record, file)
         _keep_broken(path)
         os.replace(part, path)
     except OSError as error:
@@ -155,14 +161,33 @@ def generated_token(url: str) -> Optional[str]:
 
     One that is started there again uses it again: those who work for it, and wait for it, know no other.
     """
+    return _generated().get(url) or None
+
+
+def other_served(url: Optional[str]) -> List[str]:
+    """Addresses of other coordinators of this user's whose generated secrets are kept beside the saved connection."""
+    return [each for each in _generated() if each != url]
+
+
+def keep_generated(url: str, token: str) -> None:
+    """The coordinator there has a new secret that nobody chose; which mesh this user's programs use stays as it is."""
+    saved_url, saved = load_connection()
+    save_connection(url, token, is_generated=True)
+    if saved_url is not None and saved is not None and saved_url != url:
+        save_connection(saved_url, saved)
+
+
+def _generated() -> Dict[str, str]:
+    """The generated secrets that are kept, by address: those of before, and the saved connection's."""
     try:
         with open(connection_file(), encoding="utf-8") as file:
             saved = json.load(file)
-        if saved["url"] == url and saved["generated"] is True and isinstance(saved["token"], str):
-            return saved["token"] or None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass  # `load_connection` says what is wrong with it.
-    return None
+        found = saved.get("served", {})
+        if saved.get("generated") is True:
+            found = {**found, saved["url"]: saved["token"]}
+        return {url: token for url, token in found.items() if isinstance(url, str) and isinstance(token, str)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}  # `load_connection` says what is wrong with it.
 
 
 def load_connection() -> Tuple[Optional[str], Optional[str]]:

@@ -15,7 +15,9 @@ from gpumesh.runtime.settings import (
     Environment,
     connection_file,
     generated_token,
+    keep_generated,
     load_connection,
+    other_served,
     read_environment,
     resolve_connection,
     save_connection,
@@ -132,6 +134,46 @@ def test_a_lesser_token_does_not_take_the_place_of_the_one_that_it_follows_from(
 
     assert load_connection() == ("http://host:8000", "full")
     assert generated_token("http://host:8000") == "full"
+
+
+def test_the_secret_made_up_for_a_mesh_outlives_other_connections() -> None:
+    """Who serves a mesh, joins a friend's and serves his own again has the workers that know its token."""
+    save_connection("http://127.0.0.1:8000", "own", is_generated=True)
+    save_connection("http://127.0.0.1:8001", "second", is_generated=True)
+    save_connection("http://friend:8000", "the friend's")
+
+    assert load_connection() == ("http://friend:8000", "the friend's")
+    assert generated_token("http://127.0.0.1:8000") == "own"
+    assert generated_token("http://127.0.0.1:8001") == "second"
+    assert generated_token("http://friend:8000") is None
+    assert other_served("http://friend:8000") == ["http://127.0.0.1:8000", "http://127.0.0.1:8001"]
+
+    keep_generated("http://127.0.0.1:8000", "rotated")
+    assert generated_token("http://127.0.0.1:8000") == "rotated"
+    assert load_connection() == ("http://friend:8000", "the friend's")
+
+    save_connection("http://127.0.0.1:8001", "chosen")
+    assert generated_token("http://127.0.0.1:8001") is None
+    assert stat.S_IMODE(os.stat(connection_file()).st_mode) == 0o600
+
+
+def test_not_all_secrets_that_were_ever_made_up_are_kept() -> None:
+    for port in range(8000, 8030):
+        save_connection(f"http://127.0.0.1:{port}", f"token {port}", is_generated=True)
+
+    assert generated_token("http://127.0.0.1:8000") is None
+    assert generated_token("http://127.0.0.1:8025") == "token 8025"
+
+
+@pytest.mark.parametrize("served", [5, ["x"], {"http://127.0.0.1:8000": 5}, "text"])
+def test_what_is_kept_wrongly_is_left_out(served: Any) -> None:
+    save_connection("http://host:8000", "secret")
+    file = Path(connection_file())
+    file.write_text(json.dumps({"url": "http://host:8000", "token": "secret", "served": served}))
+
+    assert generated_token("http://127.0.0.1:8000") is None
+    save_connection("http://host:8001", "secret")
+    assert load_connection() == ("http://host:8001", "secret")
 
 
 def test_a_lesser_token_of_another_mesh_is_saved() -> None:
