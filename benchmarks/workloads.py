@@ -256,7 +256,7 @@ WORKLOADS: Dict[str, Workload] = {
         latency_under_transfer, Size({"*": 2000}, {"*": 200}), 90.0, systems=("gpumesh",), needs_system=False
     ),
     "tls_latency": Workload(tls_latency, Size({"*": 4000}, {"*": 400}), 90.0, systems=("gpumesh",), needs_system=False),
-    "tls_bulk": Workload(tls_bulk, MEGABYTES, 120.0, systems=("gpumesh",), needs_system=False),
+    "tls_bulk": Workload(tls_bulk, MEGABYTES, 180.0, systems=("gpumesh",), needs_system=False),
     "deaths": Workload(deaths, Size({"*": 40}, {"*": 12}), 180.0, systems=STORES, needs_system=False),
     "quickjoin": Workload(quickjoin, Size({"*": 3}, {"*": 1}), 240.0, systems=("gpumesh",), needs_system=False),
     "jobs": Workload(jobs, Size({"*": 50_000}, {"*": 2000}), 120.0, systems=("gpumesh",), needs_system=False),
