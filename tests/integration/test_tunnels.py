@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -19,6 +20,7 @@ from gpumesh.cli.serve_ways import Ways
 from gpumesh.errors import MeshUnavailableError
 from gpumesh.network.address import Address, parse_address
 from gpumesh.network.tunnels.ngrok import explain, open_tunnel
+from gpumesh.runtime import tunnelling
 from tests.integration.programs import Program, Programs, started_programs
 from tests.support import fake_ngrok
 from tests.support.processes import until
@@ -69,6 +71,22 @@ def tailscale(folder: Path) -> Path:
     program.write_text('#!/bin/sh\necho \'{"BackendState": "Running", "Self": {"TailscaleIPs": ["100.64.7.7"]}}\'\n')
     program.chmod(0o755)
     return program
+
+
+def test_what_is_said_is_understood_behind_the_progress_of_fetching_ngrok() -> None:
+    """As pyngrok writes it where ngrok is not installed yet: the line begins anew and anew, and never ends."""
+    program = (
+        "import sys; from gpumesh.network.tunnels import ngrok; sys.stdout.write('Downloading ngrok: 99%\\rInstalling ngrok ...\\r   \\r'); "
+        "ngrok._tell(url='tcp://there:1')"
+    )
+
+    async def told() -> object:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+        found = await tunnelling._told(process)
+        await process.wait()
+        return found
+
+    assert asyncio.run(told()) == {"url": "tcp://there:1"}
 
 
 def square(x: int) -> int:

@@ -111,7 +111,7 @@ def _short(text: object) -> str:
 
 
 def _tell(**fields: str) -> None:
-    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.write("\n" + json.dumps(fields) + "\n")  # pyngrok's progress, while it fetches ngrok, ends no line.
     sys.stdout.flush()
 
 
