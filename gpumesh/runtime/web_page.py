@@ -7,16 +7,36 @@ import hashlib
 from html import escape
 from typing import Any, Dict, List, Optional
 
+from gpumesh.model.shown import span
 from gpumesh.scheduler.snapshot import worker_state
 
 LOGIN = "login"  # The query by which a browser is made to ask for the token.
 
+_NUMBERS = ("score", "slots", "running", "queued", "done")
+_COLUMNS = ("worker", "device", *_NUMBERS, "state")
+_NO_WORKER = (
+    "<p>No worker is here yet. To lend a machine, type there: <code>gpumesh quickjoin</code> with the address of this page; "
+    "<code>gpumesh token worker</code> where the mesh was started shows the token for it.</p>"
+)
+
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 3rem auto; max-width: 60rem; padding: 0 1rem; color: #1c2733; background: #fff }
-h1 { font-size: 1.4rem } table { border-collapse: collapse; width: 100% }
-th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #d6dde4; vertical-align: top }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums } .away { color: #8a939c } code { background: #eef2f5; padding: 0 .3rem }
-@media (prefers-color-scheme: dark) { body { color: #dde4ea; background: #14191e } th, td { border-color: #333d47 } code { background: #242c34 } }
+:root { color-scheme: light dark; --text: #1c2733; --back: #fff; --line: #d6dde4; --faint: #5c6873; --code: #eef2f5; --link: #0b5cad }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 3rem auto; max-width: 60rem; padding: 0 1rem; color: var(--text);
+  background: var(--back); overflow-wrap: anywhere }
+h1 { font-size: 1.4rem } a { color: var(--link) } code { background: var(--code); padding: 0 .3rem } .away { color: var(--faint) }
+table { border-collapse: collapse; width: 100% }
+th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
+th, td.n { overflow-wrap: normal } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #dde4ea; --back: #14191e; --line: #333d47; --faint: #98a4ae; --code: #242c34; --link: #7db7f5 }
+}
+@media (max-width: 44rem) {
+  body { margin: 1.5rem auto } thead { display: none } table, tbody, tr, td { display: block }
+  tr { border-bottom: 1px solid var(--line); padding: .6rem 0 } tr:first-child { border-top: 1px solid var(--line) }
+  td, td.n { border: 0; padding: 0 0 0 5rem; position: relative; text-align: left; white-space: normal } td:first-child { padding: 0 }
+  td::before { content: attr(data-name); position: absolute; left: 0; color: var(--faint) } td:first-child::before { content: none }
+  td:first-child bdi { font-weight: 600 }
+}
 """
 _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -32,51 +52,53 @@ def render(figures: Optional[Dict[str, Any]]) -> str:
             refresh="",
         )
     counts = [
-        *(f"{count} workers {escape(state)}" for state, count in figures["worker_states"].items() if count),
-        *(f"{count} tasks {escape(state)}" for state, count in figures["task_states"].items() if count),
-        f"{figures['ended']} tasks ended",
-        f"{figures['clients']} clients",
-        f"up {_duration(figures['uptime'])}",
+        *(_counted(count, "worker", state) for state, count in figures["worker_states"].items() if count),
+        *(_counted(count, "task", state) for state, count in figures["task_states"].items() if count),
+        _counted(figures["ended"], "task", "ended"),
+        _counted(figures["clients"], "client"),
+        f"up {span(figures['uptime'])}",
     ]
-    head = "".join(
-        f"<th{' class=n' if is_number else ''}>{name}</th>"
-        for name, is_number in (
-            ("worker", False),
-            ("device", False),
-            ("score", True),
-            ("slots", True),
-            ("running", True),
-            ("queued", True),
-            ("done", True),
-            ("state", False),
-        )
-    )
-    rows = "".join(_row(row) for row in figures["workers"])
+    mesh = f"<p>mesh <code>{escape(figures['mesh'])}</code>, gpumesh {escape(figures['version'])}</p>"
     return _page(
-        f"<p>{', '.join(counts)}</p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        f"<p>mesh <code>{escape(figures['mesh'])}</code>, gpumesh {escape(figures['version'])}</p>",
+        f"<p>{', '.join(counts)}</p>{_table(figures['workers']) if figures['workers'] else _NO_WORKER}{mesh}",
         refresh='<meta http-equiv="refresh" content="5">',
     )
 
 
+def _table(workers: List[Dict[str, Any]]) -> str:
+    head = "".join(f"<th scope=col{' class=n' if name in _NUMBERS else ''}>{name}</th>" for name in _COLUMNS)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, workers))}</tbody></table>"
+
+
 def _row(row: Dict[str, Any]) -> str:
-    numbers: List[str] = [f"{row['score']:.3g}", *(str(row[name]) for name in ("slots", "running", "queued", "done"))]
-    cells = "".join(f"<td class=n>{each}</td>" for each in numbers)
     state = worker_state(row)
     why = row["lost"] if state == "away" else row["problem"]
-    return (
-        f"<tr{' class=away' if state == 'away' else ''}><td>{escape(row['hostname'])} <code>{escape(row['id'])}</code></td>"
-        f"<td>{escape(str(row['device_name']))}</td>{cells}<td>{escape(f'{state}: {why}' if why else state)}</td></tr>"
-    )
+    score = row["score"]
+    texts = {
+        "worker": f"<bdi>{escape(row['hostname'])}</bdi> <code>{escape(row['id'])}</code>",
+        "device": f"<bdi>{escape(_devices(row))}</bdi>",
+        "score": f"{score:.3g}" if score < 1000 else f"{score:.0f}",
+        **{name: str(row[name]) for name in ("slots", "running", "queued", "done")},
+        "state": f"<bdi>{escape(f'{state}: {why}' if why else state)}</bdi>",
+    }
+    cells = "".join(f'<td{" class=n" if name in _NUMBERS else ""} data-name="{name}">{texts[name]}</td>' for name in _COLUMNS)
+    return f"<tr{' class=away' if state == 'away' else ''}>{cells}</tr>"
 
 
-def _duration(seconds: float) -> str:
-    minutes, hours = int(seconds) // 60, int(seconds) // 3600
-    return f"{int(seconds)} s" if minutes < 2 else f"{minutes} min" if hours < 2 else f"{hours} h"
+def _devices(row: Dict[str, Any]) -> str:
+    """Its best device, and how many of them there are."""
+    name = str(row["device_name"])
+    count = sum(device["name"] == name and not device["problem"] for device in row["devices"])
+    name = name or str(row["device"])
+    return f"{count} x {name}" if count > 1 else name
+
+
+def _counted(count: int, what: str, state: str = "") -> str:
+    return f"{count} {what}{'' if count == 1 else 's'} {escape(state)}".rstrip()
 
 
 def _page(body: str, *, refresh: str) -> str:
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">{refresh}'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">{refresh}'
         f"<title>gpumesh</title><style>{_STYLE}</style></head><body><h1>gpumesh</h1>{body}</body></html>\n"
     )
