@@ -51,7 +51,13 @@ class AuthenticationError(MeshError, PermissionError):
 
 
 class ProtocolError(MeshError, ConnectionError):
-    """The other side does not speak the mesh protocol, or broke one of its rules."""
+    """The other side does not speak the mesh protocol, or broke one of its rules.
+
+    Attributes:
+        stranger: Who is there in place of a coordinator, such as "an HTTP server"; "" where it is not known, or is one.
+    """
+
+    stranger: str = ""
 
 
 class VersionMismatchError(MeshError):

@@ -22,6 +22,8 @@ from gpumesh.model.records import NamedTuple
 from gpumesh.model.shown import clean as clean
 from gpumesh.network.address import INSECURE, PORT, Address, parse_address
 from gpumesh.network.ranking import rank_peers
+from gpumesh.protocol import strangers
+from gpumesh.version import __version__
 
 SERVICE = "_gpumesh._tcp.local."
 MAX_MESHES = 64  # More than a table shows; a classroom has fewer.
@@ -247,10 +249,7 @@ class Sightings:
             )
         reason = ""
         if first.protocol != PROTOCOL_VERSION and all(each.protocol != PROTOCOL_VERSION for each in found):
-            reason = (
-                f"it speaks mesh protocol {first.protocol} (gpumesh {first.gpumesh}), this gpumesh speaks {PROTOCOL_VERSION}; "
-                "install the same version on both machines"
-            )
+            reason = str(strangers.other_version(first.protocol, PROTOCOL_VERSION, __version__, peer=first.gpumesh))
         elif not addresses:
             reason = "it announces no address that another machine could use; `gpumesh serve --advertise ADDRESS` there"
         elif not answering and is_settled:

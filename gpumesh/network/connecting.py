@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from gpumesh.config import CONNECT_STAGGER_SECONDS, UNSENT_KERNEL_BYTES
 from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
+from gpumesh.network import reasons
 from gpumesh.network.address import HTTPS, INSECURE, PORT, Address, is_loopback
+from gpumesh.protocol import strangers
 from gpumesh.protocol.auth import NONCE_BYTES
 from gpumesh.protocol.connection import BUSY, LATER, LOOKED, NOT_A_CLIENT, Connection, PeerFacts, State
 from gpumesh.version import __version__
@@ -152,18 +154,16 @@ def settle(sock: socket.socket) -> None:
 
 def no_connection(address: Address, error: Optional[OSError], timeout: float) -> MeshUnavailableError:
     """What an error of the system means, for people; None: no answer in time."""
-    if error is None or isinstance(error, TimeoutError) or error.errno is None:
-        return MeshUnavailableError(
-            f"no answer from {address} within {timeout:g} s; check the address, the network and the firewall, "
-            "and that `gpumesh serve` runs there"
-        )
-    if error.errno == errno.ECONNREFUSED:
-        return MeshUnavailableError(
-            f"nothing listens at {address}; start a coordinator there with `gpumesh serve`, or check the port"
-        )
-    if error.errno == errno.EAFNOSUPPORT or (error.errno == errno.EADDRNOTAVAIL and ":" in address.host):
-        return MeshUnavailableError(f"cannot connect to {address}: this machine has no IPv6; use an IPv4 address of that host")
-    return MeshUnavailableError(f"cannot connect to {address}: {os.strerror(error.errno)}; check the address and the network")
+    kind, clause, advice = reasons.why(error, address.host)
+    if kind == reasons.TIMEOUT:
+        clause = f"no answer from {address} within {timeout:g} s"
+    elif kind == reasons.REFUSED:
+        clause = f"nothing listens at {address}"
+    elif kind == reasons.FAILED and error is not None:
+        clause = f"cannot connect to {address}: {error.strerror or error}"
+    else:
+        clause = f"cannot connect to {address}: {clause}"
+    return MeshUnavailableError(f"{clause}; {advice}")
 
 
 def is_plain(address: Address, sock: socket.socket) -> bool:
@@ -237,10 +237,12 @@ def _wrapped(context: ssl.SSLContext, sock: socket.socket) -> ssl.SSLSocket:
 
 def foreign(address: Address) -> ProtocolError:
     """Somebody speaks TLS there who does not know the mesh's protocol."""
-    return ProtocolError(
-        f"{address}: the other side is an HTTPS or other TLS server, not a gpumesh coordinator; check host and port; "
+    error = ProtocolError(
+        f"{address}: the other side is {strangers.TLS}, {strangers.NO_COORDINATOR}; "
         f"if a proxy or tunnel stands before a coordinator there, write https://{address}"
     )
+    error.stranger = strangers.TLS
+    return error
 
 
 def explain(address: Address, error: Optional[BaseException], timeout: float) -> MeshError:
@@ -261,17 +263,12 @@ def explain(address: Address, error: Optional[BaseException], timeout: float) ->
             f"{address} is a gpumesh coordinator without TLS: whoever is on the way could read and change what is sent; start it with "
             f"TLS (without --insecure), or accept that and write insecure://{address}"
         )
-    is_web = "HTTP server" in str(found)
-    if is_web and address.way == HTTPS:
+    stranger = getattr(found, "stranger", "")
+    if stranger == strangers.HTTP and address.way == HTTPS:
         return ProtocolError(
             f"{address} speaks plain HTTP, not HTTPS; if that is a proxy before a coordinator, write ws://{address}"
         )
-    if (
-        is_web
-        or isinstance(found, VersionMismatchError)
-        or getattr(found, "refusal", "") in (LATER, BUSY)
-        or "the other side is" in str(found)
-    ):
+    if stranger or isinstance(found, VersionMismatchError) or getattr(found, "refusal", "") in (LATER, BUSY):
         return at(address, found, "", b"")
     told = reason.replace("_", " ").lower() or getattr(error, "strerror", "") or str(error) or type(error).__name__
     return MeshUnavailableError(f"{address} broke the TLS handshake off ({told}); is a gpumesh coordinator running there?")
@@ -305,7 +302,7 @@ def _look(address: Address) -> Optional[MeshError]:
 def unanswered(address: Address, timeout: float) -> MeshUnavailableError:
     """Somebody has taken the connection and says nothing."""
     return MeshUnavailableError(
-        f"{address} accepted the connection but did not answer within {timeout:g} s; is a gpumesh coordinator running there?"
+        f"{address} {strangers.SAYS_NOTHING} within {timeout:g} s; it is no gpumesh coordinator, or it hangs"
     )
 
 
@@ -324,6 +321,8 @@ def at(address: Address, error: Optional[MeshError], reason: str, binding: bytes
     told = type(error)(f"{address}: {error}{seen}")
     if isinstance(error, MeshUnavailableError) and isinstance(told, MeshUnavailableError):
         told.refusal = error.refusal
+    if isinstance(error, ProtocolError) and isinstance(told, ProtocolError):
+        told.stranger = error.stranger
     return told
 
 

@@ -13,6 +13,7 @@ from gpumesh.config import OCCUPANT_SECONDS
 from gpumesh.model.records import NamedTuple
 from gpumesh.network.address import Address
 from gpumesh.network.probing import BUSY, MESH, OTHER, SILENT, VERSION, ProbeResult, clean, probe
+from gpumesh.protocol import strangers
 
 _LISTENS = "0A"  # As the kernel writes a socket's state.
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
@@ -23,7 +24,7 @@ class Occupant(NamedTuple):
 
     port: int
     kind: str = ""  # As `probing` calls what answers.
-    said: str = ""  # What `probing` says of it, where it is no mesh.
+    stranger: str = ""  # Who it is where it is no mesh, as `probing` calls them.
     mesh: str = ""  # The id of the mesh, if it is one.
     gpumesh: str = ""  # Its version.
     pid: int = 0
@@ -51,8 +52,8 @@ class Occupant(NamedTuple):
                 who += f" of mesh {self.mesh}"
             if self.gpumesh:
                 who += f" (gpumesh {self.gpumesh})"
-        elif self.said.startswith("a web server"):
-            who = "a web server that is no gpumesh coordinator"
+        elif self.stranger in (strangers.HTTP, strangers.SSH, strangers.TLS):
+            who = f"{self.stranger} that is no gpumesh coordinator"
         else:
             who = "another program"
         details = [f"process {self.pid} ({self.program})" if self.pid else "", f"since {self.since}" if self.since else ""]
@@ -86,7 +87,7 @@ def occupant(host: str, port: int) -> Occupant:
     result = _first_answer([host, *addresses], port)
     found = Occupant(port)
     if result is not None:
-        found = found._replace(kind=result.kind, said=result.text, mesh=result.mesh, gpumesh=result.gpumesh)
+        found = found._replace(kind=result.kind, stranger=result.stranger, mesh=result.mesh, gpumesh=result.gpumesh)
     uid = _uid_of(port)
     if uid is not None:
         found = found._replace(user=_user_name(uid), is_own=hasattr(os, "getuid") and uid == os.getuid())

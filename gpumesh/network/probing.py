@@ -5,42 +5,39 @@ No token is needed and none is used, except by `prove`. Everything here blocks, 
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import time
 from typing import Any, List, Optional, Tuple
 
-from gpumesh.config import CONNECT_SECONDS
+from gpumesh.config import CONNECT_SECONDS, PROTOCOL_VERSION
 from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
 from gpumesh.model.records import NamedTuple
-from gpumesh.network import connecting
+from gpumesh.network import connecting, reasons
 from gpumesh.network.address import HTTPS, INSECURE, PORT, WEBSOCKET, Address, is_loopback
 from gpumesh.network.announcement import clean as clean
-from gpumesh.protocol import codec, frames
+from gpumesh.network.reasons import FAILED as FAILED
+from gpumesh.network.reasons import NO_IPV6 as NO_IPV6
+from gpumesh.network.reasons import NO_ROUTE as NO_ROUTE
+from gpumesh.network.reasons import REFUSED as REFUSED
+from gpumesh.network.reasons import TIMEOUT as TIMEOUT
+from gpumesh.protocol import codec, frames, strangers
 from gpumesh.protocol.auth import NONCE_BYTES
 from gpumesh.protocol.connection import LOOKED, TLS, Closed, Connection, Established
 from gpumesh.protocol.messages import Challenge, Hello, Refused
 from gpumesh.version import __version__
 
-# Kinds of what came out.
+# Kinds of what came out; `reasons` has those of no connection.
 MESH = "mesh"  # A coordinator that this side can talk to.
 VERSION = "version"  # One that speaks another version of the protocol.
 BUSY = "busy"  # One that takes nobody at the moment, or nobody from here.
 WEB = "web"  # HTTP inside TLS, as asked for by https://: a proxy or tunnel, behind which a coordinator may be.
 OTHER = "other"  # Something else has the port.
 SILENT = "silent"  # Connected, and then nothing.
-REFUSED = "refused"  # The machine is there; nothing listens.
-TIMEOUT = "timeout"
-NO_ROUTE = "no route"
-NO_IPV6 = "no IPv6"
 NO_NAME = "no such name"
-FAILED = "failed"  # Any other error of the system.
 
+_SILENCE = f"something {strangers.SAYS_NOTHING}; it is no gpumesh coordinator, or it hangs"
 _READ_BYTES = 4096  # More than all that a coordinator says before a proof.
-_TLS_ALERT, _TLS_HANDSHAKE = 0x15, 0x16
-_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.EADDRNOTAVAIL)
-_NO_FAMILY = (errno.EAFNOSUPPORT, errno.EPFNOSUPPORT)
 
 
 class ProbeResult(NamedTuple):
@@ -55,6 +52,7 @@ class ProbeResult(NamedTuple):
     protocol: int = 0
     certificate: str = ""  # SHA-256 of the certificate that it showed, in hexadecimal; "" without TLS.
     ip: str = ""  # That was connected to.
+    stranger: str = ""  # Who is there in place of a mesh, as `strangers` calls them; "" where that is not known.
     seconds: float = 0.0  # From the start to the answer.
 
     @property
@@ -121,17 +119,8 @@ def connect(target: Tuple[Any, Any], deadline: float) -> socket.socket:
 
 def explain(error: OSError, host: str) -> Tuple[str, str]:
     """What an error of `connect` means: kind, and a clause for people with what to do."""
-    if isinstance(error, (TimeoutError, socket.timeout)) or error.errno == errno.ETIMEDOUT:
-        return TIMEOUT, "nothing answers; a firewall may drop it, or the machine is off or on another network"
-    if error.errno == errno.ECONNREFUSED:
-        return REFUSED, "the machine is there, but nothing listens on this port; is `gpumesh serve` running there?"
-    if error.errno in _NO_FAMILY or (":" in host and error.errno == errno.EADDRNOTAVAIL):
-        return NO_IPV6, "this machine has no IPv6"
-    if error.errno in _NO_ROUTE:
-        if ":" in host:
-            return NO_ROUTE, "there is no way to this IPv6 address from here"
-        return NO_ROUTE, "there is no way to this address from here; both machines must be in one network, or a VPN"
-    return FAILED, f"cannot connect ({error.strerror or error})"
+    kind, clause, advice = reasons.why(error, host)
+    return kind, f"{clause}; {advice}"
 
 
 def _probe_at(address: Address, target: Tuple[Any, Any], deadline: float) -> ProbeResult:
@@ -165,10 +154,10 @@ def _look(blank: ProbeResult, target: Tuple[Any, Any], deadline: float, *, insid
             blank = blank._replace(certificate=certificate)
         return _converse(blank, sock, deadline)
     except (TimeoutError, socket.timeout):
-        return blank._replace(
-            kind=SILENT, text="something takes the connection and says nothing; it is no gpumesh coordinator, or it hangs"
-        )
+        return blank._replace(kind=SILENT, text=_SILENCE)
     except OSError as error:
+        if str(getattr(error, "reason", None) or "").endswith("NO_APPLICATION_PROTOCOL"):
+            return _stranger(blank, strangers.TLS)
         text = f"what listens there is no gpumesh coordinator ({getattr(error, 'reason', None) or error.strerror or error})"
         return blank._replace(kind=OTHER, text=text)
     finally:
@@ -206,16 +195,14 @@ def _converse(blank: ProbeResult, sock: socket.socket, deadline: float) -> Probe
         if preamble is None:
             waiting = decoder.peek()
             if waiting[: len(frames.MAGIC)] != frames.MAGIC[: len(waiting)]:
-                return blank._replace(kind=OTHER, text=_who(waiting))
+                return _stranger(blank, strangers.who(waiting))
             preamble = decoder.take(frames.PREAMBLE_BYTES)
             if preamble is None:
                 continue
             blank = blank._replace(protocol=int.from_bytes(preamble[6:], "little"))
             if preamble != frames.PREAMBLE:
                 return blank._replace(
-                    kind=VERSION,
-                    text=f"it speaks mesh protocol {blank.protocol}, this gpumesh {__version__} speaks "
-                    f"{int.from_bytes(frames.PREAMBLE[6:], 'little')}; install the same version on both machines",
+                    kind=VERSION, text=str(strangers.other_version(blank.protocol, PROTOCOL_VERSION, __version__))
                 )
         try:
             frame = decoder.next_frame()
@@ -238,7 +225,11 @@ def _converse(blank: ProbeResult, sock: socket.socket, deadline: float) -> Probe
         break
     if preamble is not None:
         return blank._replace(kind=OTHER, text="what listens there began like a gpumesh coordinator and then broke off")
-    return blank._replace(kind=OTHER, text="what listens there hangs up; it is no gpumesh coordinator")
+    return blank._replace(kind=OTHER, text=strangers.HUNG_UP)
+
+
+def _stranger(blank: ProbeResult, name: str) -> ProbeResult:
+    return blank._replace(kind=OTHER, text=f"the other side is {name}, {strangers.NO_COORDINATOR}", stranger=name)
 
 
 def _probe_web(blank: ProbeResult, target: Optional[Tuple[Any, Any]], deadline: float) -> ProbeResult:
@@ -268,11 +259,11 @@ def _probe_web(blank: ProbeResult, target: Optional[Tuple[Any, Any]], deadline: 
         sock.sendall(request.encode("ascii", "replace"))
         answer = sock.recv(_READ_BYTES)
         if not answer.startswith(b"HTTP/"):
-            return blank._replace(kind=OTHER, text=_who(answer))
+            return _stranger(blank, strangers.who(answer))
         status = clean(answer.split(b"\r\n", 1)[0].decode("latin-1"), 60)
         return blank._replace(kind=WEB, text=f"a web server or tunnel answers ({status})")
     except (TimeoutError, socket.timeout):
-        return blank._replace(kind=SILENT, text="something takes the connection and says nothing")
+        return blank._replace(kind=SILENT, text=_SILENCE)
     except OSError as error:
         text = f"no HTTPS server ({getattr(error, 'reason', None) or error.strerror or error})"
         return blank._replace(kind=OTHER, text=text)
@@ -371,14 +362,3 @@ def _why(error: Optional[MeshError]) -> str:
     if isinstance(error, VersionMismatchError):
         return str(error)
     return str(error) or type(error).__name__
-
-
-def _who(data: bytes) -> str:
-    """What else may have the port, by its first bytes."""
-    if data.startswith((b"HTTP", b"<")):
-        return "a web server has this port, no gpumesh coordinator; use another port"
-    if data.startswith(b"SSH-"):
-        return "an SSH server has this port, no gpumesh coordinator"
-    if data[:1] and data[0] in (_TLS_ALERT, _TLS_HANDSHAKE):
-        return "a server that speaks TLS has this port, no gpumesh coordinator"
-    return f"another program has this port, no gpumesh coordinator (it says {data[:16]!r})"

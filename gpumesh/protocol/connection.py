@@ -58,7 +58,7 @@ from gpumesh.errors import (
 from gpumesh.model.payloads import OutOfBand, payload_bytes
 from gpumesh.model.records import NamedTuple
 from gpumesh.model.shown import clean, clean_line
-from gpumesh.protocol import auth, codec, frames
+from gpumesh.protocol import auth, codec, frames, strangers
 from gpumesh.protocol.messages import (
     PREAUTH_TAGS,
     TAGS,
@@ -149,7 +149,6 @@ _LISTS = {
     SegmentsGone: "names",
 }  # fmt: skip
 _PAYLOAD_PLACES = {RunTasks: ("tasks", 2), TaskResults: ("results", 2), TasksFinished: ("results", 3)}
-_HTTP_VERBS = (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC", b"CONN", b"PRI ")
 _HTTP_ANSWER = (
     b"HTTP/1.1 426 Upgrade Required\r\nContent-Type: text/plain\r\nConnection: close\r\nUpgrade: gpumesh\r\n\r\n"
     b"This port is a gpumesh coordinator; connect with GPUMesh(...) or `gpumesh join`.\n"
@@ -496,8 +495,8 @@ class Connection:
             return self._fail(MeshUnavailableError("the connection was lost"))
         waiting = self._decoder.peek() if self.state is State.PREAMBLE else b""
         if waiting and not frames.PREAMBLE.startswith(waiting[: len(frames.PREAMBLE)]):
-            return self._fail(_not_a_mesh(waiting))
-        return self._fail(ProtocolError("the peer closed the connection during the handshake; is it a gpumesh coordinator?"))
+            return self._fail(self._not_a_mesh(waiting))
+        return self._fail(ProtocolError(strangers.HUNG_UP))
 
     def _messages(self, received: List[frames.Frame]) -> List[Any]:
         events: List[Any] = []
@@ -561,12 +560,7 @@ class Connection:
             if version != PROTOCOL_VERSION:
                 if not self._is_dialer:
                     self._queue([frames.PREAMBLE])
-                return self._fail(
-                    VersionMismatchError(
-                        f"the peer speaks mesh protocol {version}, this side (gpumesh {self._facts.gpumesh}) speaks "
-                        f"{PROTOCOL_VERSION}; install the same gpumesh version on both machines"
-                    )
-                )
+                return self._fail(strangers.other_version(version, PROTOCOL_VERSION, self._facts.gpumesh))
             if self._is_dialer:
                 self.state = State.CHALLENGE
             else:
@@ -586,14 +580,18 @@ class Connection:
             events.extend(self._handshake_frame(frame, now))
         return events
 
+    def _not_a_mesh(self, waiting: bytes) -> ProtocolError:
+        return strangers.not_a_mesh(waiting, is_calling=not self._is_dialer)
+
     def _take_preamble(self) -> Optional[bytes]:
         waiting = self._decoder.peek()
         if waiting[: len(frames.MAGIC)] != frames.MAGIC[: len(waiting)]:
-            if len(waiting) < 4:
-                return None  # Wait for enough to tell the person who it is.
-            if not self._is_dialer and waiting[:4] in _HTTP_VERBS:
+            # A person waits for who it is; nobody waits for who calls without saying so.
+            if len(waiting) < strangers.ENOUGH_BYTES and (self._is_dialer or strangers.may_become_known(waiting)):
+                return None
+            if not self._is_dialer and waiting[:4] in strangers.HTTP_VERBS:
                 self._queue([_HTTP_ANSWER])
-            raise _not_a_mesh(waiting)
+            raise self._not_a_mesh(waiting)
         return self._decoder.take(frames.PREAMBLE_BYTES)
 
     def _handshake_frame(self, frame: frames.Frame, now: float) -> List[Any]:
@@ -809,7 +807,7 @@ class Connection:
         if self.state is not State.OPEN:
             waiting = self._decoder.peek() if self.state is State.PREAMBLE else b""
             if waiting and not frames.PREAMBLE.startswith(waiting[: len(frames.PREAMBLE)]):
-                return self._fail(_not_a_mesh(waiting))
+                return self._fail(self._not_a_mesh(waiting))
             return self._fail(
                 ProtocolError(f"no mesh handshake within {HANDSHAKE_SECONDS:g} s; is it a gpumesh coordinator?"),
                 tell="protocol",
@@ -1065,21 +1063,6 @@ def _refusal(message: Refused) -> MeshError:
         unavailable.refusal = message.reason
         return unavailable
     return ProtocolError(f"the peer refused the connection: {text}")
-
-
-def _not_a_mesh(data: bytes) -> ProtocolError:
-    """Says who is talking instead, as far as the first bytes tell."""
-    if data.startswith((b"HTTP", b"<")):  # Some answer what they do not understand with a bare page.
-        who = "an HTTP server"
-    elif data[:4] in _HTTP_VERBS:
-        who = "an HTTP client"
-    elif data.startswith(b"SSH-"):
-        who = "an SSH server"
-    elif data[:2] in (b"\x16\x03", b"\x15\x03"):
-        who = "a TLS peer"
-    else:
-        who = f"something that starts with {data[:16]!r}"
-    return ProtocolError(f"the other side is {who}, not a gpumesh coordinator; check host and port")
 
 
 def _with_large_payloads_beside(message: Any) -> Any:

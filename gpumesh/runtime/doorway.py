@@ -345,7 +345,7 @@ class Doorway:
     def asking_for(self, arrival: Arrival) -> Asking:
         """What takes in its HTTP."""
         assert self._make_web is not None
-        asking = arrival.asking = Asking(self._loop, arrival, self._make_web, self._on_asked)
+        asking = arrival.asking = Asking(self._loop, arrival, self._make_web, self._on_asked, self._on_stranger)
         self._asking.add(asking)
         return asking
 
@@ -357,6 +357,9 @@ class Doorway:
     def _on_asked(self, asking: Asking) -> None:
         self._asking.discard(asking)
         self._leave(asking.arrival)
+
+    def _on_stranger(self, arrival: Arrival, why: str) -> None:
+        self.tell(arrival.address, why)
 
     def _tls_context(self) -> Any:
         if self._context is None:

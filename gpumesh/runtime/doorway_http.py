@@ -9,10 +9,12 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Awaitable, Callable, Optional
 
 from gpumesh.config import HANDSHAKE_SECONDS, HTTP_HEAD_BYTES, HTTP_SECONDS
+from gpumesh.protocol import strangers
 
 if TYPE_CHECKING:
     from gpumesh.runtime.doorway import Arrival
 
+_BROKEN = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -22,6 +24,7 @@ class Asking(asyncio.Protocol):
     Args:
         make_web: Loads what speaks HTTP and returns a maker of its protocols.
         on_gone: Called once, when the connection is over.
+        on_stranger: Told who it is that has begun with something else than a request; the connection is closed at once.
     """
 
     def __init__(
@@ -30,12 +33,14 @@ class Asking(asyncio.Protocol):
         arrival: Arrival,
         make_web: Callable[[], Awaitable[Callable[[], asyncio.BaseProtocol]]],
         on_gone: Callable[[Asking], None],
+        on_stranger: Callable[[Arrival, str], None],
     ) -> None:
         self.arrival = arrival
         self.transport: Any = None
         self._loop = loop
         self._make_web = make_web
         self._on_gone = on_gone
+        self._on_stranger = on_stranger
         self._head = bytearray()
         self._web: Any = None  # What speaks HTTP with it.
         self._loading: Optional[asyncio.Task[None]] = None
@@ -56,11 +61,18 @@ class Asking(asyncio.Protocol):
         self._head += data
         if self._loading is not None or self._is_over:
             return
-        if b"\r\n\r\n" in self._head:
+        head = bytes(self._head)
+        if not strangers.may_be_http(head):
+            self._on_stranger(self.arrival, str(strangers.not_a_mesh(head, is_calling=True)))
+            self.abort()
+        elif strangers.is_broken_http(head):
+            self.transport.write(_BROKEN)
+            self.transport.close()
+        elif b"\r\n\r\n" in head:
             self._restart(HTTP_SECONDS)
             self.transport.pause_reading()
             self._loading = self._loop.create_task(self._load())
-        elif len(self._head) > HTTP_HEAD_BYTES:
+        elif len(head) > HTTP_HEAD_BYTES:
             self.transport.write(_TOO_LONG)
             self.transport.close()
 

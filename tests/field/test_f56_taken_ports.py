@@ -101,7 +101,7 @@ def test_a_foreign_web_server_is_called_one() -> None:
         thread.join()
         server.server_close()
 
-    assert "is taken by a web server that is no gpumesh coordinator, of user" in said
+    assert "is taken by an HTTP server that is no gpumesh coordinator, of user" in said
     assert f"process {os.getpid()}" in said
     assert re.search(rf"; end it with `kill {os.getpid()}`, or choose another port with --port \d+$", said), said
 

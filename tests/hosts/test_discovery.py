@@ -104,7 +104,7 @@ def test_only_a_mesh_that_proves_the_token_is_joined(lan: Lan, tmp_path: Path) -
         watcher.wait(10, until=lambda found: len(found) == 3 and all(mesh.is_settled for mesh in found))
         names = {mesh.name: mesh for mesh in watcher.meshes()}
     assert names["mine"].is_joinable
-    assert "is `gpumesh serve` running there?" in names["forged"].reason
+    assert "start a coordinator there with `gpumesh serve`" in names["forged"].reason
 
     worker = lan.command(two, "quickjoin", "--token", TOKEN, "--score", "1")
     worker.wait_for("works for http://10.9.0.1:8000")

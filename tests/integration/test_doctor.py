@@ -98,7 +98,7 @@ def test_text_for_people_says_what_to_do_and_nothing_is_changed(served: Tuple[Pr
     assert told.wait() == 0  # What is down elsewhere is no fault of this machine.
     assert f"The mesh at http://127.0.0.1:{port}" in told.output
     assert "fault    tcp" in told.output
-    assert "-> is `gpumesh serve` running there?" in told.output
+    assert "-> start a coordinator there with `gpumesh serve`, or check the port" in told.output
     assert "devices" not in told.output
     assert told.lines[-1][1] == "Nothing is wrong on this machine; 1 fault on the way to the mesh, or there."
     assert list(home.iterdir()) == []
@@ -145,7 +145,7 @@ def test_a_foreign_web_server_is_no_mesh(url: str) -> None:
         server.server_close()
 
     assert faults(found) == ["coordinator"]
-    assert found["coordinator"][0]["text"] == "a web server has this port, no gpumesh coordinator"
+    assert found["coordinator"][0]["text"] == "the other side is an HTTP server, not a gpumesh coordinator"
     assert found["coordinator"][0]["place"] == "mesh"
 
 
@@ -166,7 +166,7 @@ def test_another_version_is_told(url: str) -> None:
 
     assert faults(found) == ["version"]
     assert "speaks mesh protocol 99" in found["version"][0]["text"]
-    assert found["version"][0]["advice"] == "install the same version on both machines"
+    assert found["version"][0]["advice"] == "install the same gpumesh version on both machines"
 
 
 def test_a_name_that_nobody_knows_is_a_fault_here(url: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Callable, Iterator, List
 import psutil
 import pytest
 
-from gpumesh.config import PENDING_HANDSHAKES
+from gpumesh.config import HANDSHAKE_SECONDS, PENDING_HANDSHAKES
 from gpumesh.errors import MeshUnavailableError
 from gpumesh.network.certificates import load_or_make_identity
 from gpumesh.network.tls import client_context
@@ -102,6 +102,38 @@ def test_a_pipe_within_a_pipe_is_closed(guarded: Guarded, inside: str) -> None:
             received = read_to_end(sock, TAKES_LONG)
             assert b"200" not in received
             assert b"101" not in received
+    until(lambda: guarded.strangers() == 0)
+
+
+def test_who_begins_as_nobody_here_does_is_refused_at_once(guarded: Guarded) -> None:
+    strangers = {
+        b"SSH-2.0-OpenSSH_9.6\r\n": "an SSH client",
+        b"hello": "something that starts with b'hello'",
+        b"\x03": r"something that starts with b'\x03'",
+    }
+    for way in ("plain", "TLS", "piped"):
+        for first in strangers:
+            with contextlib.ExitStack() as stack:
+                sock = stack.enter_context(admitted(guarded) if way == "piped" else connect(guarded.port))
+                if way == "TLS":
+                    sock = stack.enter_context(in_tls(sock, "http/1.1"))
+                began = time.monotonic()
+                sock.sendall(first)
+                assert read_to_end(sock, TAKES_LONG) == b"", (way, first)
+                assert time.monotonic() - began < HANDSHAKE_SECONDS / 2, (way, first)
+    until(lambda: guarded.strangers() == 0)
+    for who in strangers.values():
+        lines = [
+            line for line in guarded.log.about("refused") if line.endswith(f"the other side is {who}, no member of a mesh")
+        ]
+        assert len(lines) == 2, "once for each address"
+
+
+def test_a_line_that_cannot_begin_a_request_is_answered_at_once(guarded: Guarded) -> None:
+    for first in (b"EHLO mail.example\r\n", b"GET /\r\n"):
+        with connect(guarded.port) as sock:
+            sock.sendall(first)
+            assert read_to_end(sock, HANDSHAKE_SECONDS / 2).startswith(b"HTTP/1.1 400 ")
     until(lambda: guarded.strangers() == 0)
 
 

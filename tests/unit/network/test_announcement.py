@@ -162,7 +162,7 @@ def test_another_version_need_not_be_looked_at() -> None:
     sightings = Sightings(5.0)
     sightings.seen("one", announced(protocol=PROTOCOL_VERSION + 1))
 
-    assert "install the same version" in only(sightings).reason
+    assert "install the same gpumesh version" in only(sightings).reason
 
 
 def test_another_certificate_for_the_same_mesh_is_flagged_and_keeps_nobody_out() -> None:

@@ -89,16 +89,16 @@ def test_nothing_listens() -> None:
     found = probing.probe(Address("127.0.0.1", port), SECONDS)
 
     assert found.kind == probing.REFUSED
-    assert "is `gpumesh serve` running there?" in found.text
+    assert "start a coordinator there with `gpumesh serve`" in found.text
 
 
 @pytest.mark.parametrize(
     ("says", "text"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "a web server"),
-        (b"SSH-2.0-OpenSSH_9.0\r\n", "an SSH server"),
-        (b"\x1b]0;evil\x07 hello\r\n", "another program"),
-        (b"", "hangs up"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "an HTTP server, not a gpumesh coordinator"),
+        (b"SSH-2.0-OpenSSH_9.0\r\n", "an SSH server, not a gpumesh coordinator"),
+        (b"\x1b]0;evil\x07 hello\r\n", "something that starts with"),
+        (b"", "closed the connection"),
         (frames.PREAMBLE + b"\xff" * 64, "broke off"),
         (frames.PREAMBLE, "broke off"),
     ],
@@ -128,7 +128,7 @@ def test_another_version_says_which() -> None:
         found = probing.probe(address, SECONDS)
 
     assert (found.kind, found.protocol) == (probing.VERSION, 77)
-    assert "install the same version" in found.text
+    assert "install the same gpumesh version" in found.text
 
 
 def test_silence_is_not_waited_for_longer_than_told() -> None:

@@ -272,7 +272,7 @@ def test_other_versions_are_told_and_both_sides_know(version: int) -> None:
     [
         (b"HTTP/1.1 400 Bad Request\r\n", "an HTTP server"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "an SSH server"),
-        (b"\x15\x03\x01\x00\x02\x02\x46", "a TLS peer"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "an HTTPS or other TLS server"),
         (b"220 mail ESMTP", "something that starts with b'220 mail ESMTP'"),
         (b"\x89PNG\r\n\x1a\n", "something that starts with b'\\x89PNG\\r\\n\\x1a\\n'"),
     ],

@@ -1,0 +1,38 @@
+"""Why there is no connection to an address, by the error of the system; one set of words for all who connect."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Optional, Tuple
+
+# Kinds of what came out.
+REFUSED = "refused"  # The machine is there; nothing listens.
+TIMEOUT = "timeout"
+NO_ROUTE = "no route"
+NO_IPV6 = "no IPv6"
+FAILED = "failed"  # Any other error of the system.
+
+_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.EADDRNOTAVAIL)
+_NO_FAMILY = (errno.EAFNOSUPPORT, errno.EPFNOSUPPORT)
+
+
+def why(error: Optional[OSError], host: str) -> Tuple[str, str, str]:
+    """What an error of `connect` means: the kind, a clause for people, and what to do.
+
+    Args:
+        error: None: no answer in time.
+        host: The name or IP address that was meant.
+    """
+    if error is None or isinstance(error, (TimeoutError, socket.timeout)) or error.errno in (None, errno.ETIMEDOUT):
+        return TIMEOUT, "nothing answers", "a firewall may drop it, or the machine is off or on another network"
+    if error.errno == errno.ECONNREFUSED:
+        advice = "start a coordinator there with `gpumesh serve`, or check the port"
+        return REFUSED, "the machine is there, but nothing listens on this port", advice
+    if error.errno in _NO_FAMILY or (":" in host and error.errno == errno.EADDRNOTAVAIL):
+        return NO_IPV6, "this machine has no IPv6", "use an IPv4 address of that host"
+    if error.errno in _NO_ROUTE:
+        if ":" in host:
+            return NO_ROUTE, "there is no way to this IPv6 address from here", "use an IPv4 address of that host"
+        return NO_ROUTE, "there is no way to this address from here", "both machines must be in one network, or a VPN"
+    return FAILED, f"cannot connect ({error.strerror or error})", "check the address and the network"
