@@ -6,9 +6,10 @@ Exit codes: 0 done, 1 something went wrong (the last line on standard error says
 from __future__ import annotations
 
 import sys
-from typing import List, NoReturn, Optional
+from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 import typer
+import typer.core
 
 from gpumesh.cli import (
     actors,
@@ -35,8 +36,20 @@ from gpumesh.cli.console import set_verbosity, verbosity
 from gpumesh.errors import MeshError
 from gpumesh.version import __version__
 
+
+class _Headed(typer.core.TyperGroup):
+    """Lists the commands under their headings."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(len(name) for mounted in _COMMANDS.values() for name, _, _ in mounted)
+        for heading, mounted in _COMMANDS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), said) for name, said, _ in mounted])
+
+
 app = typer.Typer(
     name="gpumesh",
+    cls=_Headed,
     help="Run Python functions on all the machines and GPUs you have.",
     no_args_is_help=True,
     add_completion=False,
@@ -44,35 +57,54 @@ app = typer.Typer(
     rich_markup_mode=None,  # Plain help that any terminal, pager and log shows alike.
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(name="setup")(setup.setup)
-app.command(name="serve")(serve.serve)
-app.command(name="join")(join.join)
-app.command(name="quickjoin")(quickjoin.quickjoin)
-app.command(name="radar")(radar.radar)
-app.command(name="show-connection")(connection.show_connection)
-app.command(name="disconnect")(connection.disconnect)
-app.command(name="workers")(workers.workers)
-app.command(name="submit")(submit.submit)
-app.command(name="status")(jobs.status)
-app.command(name="jobs")(jobs.jobs)
-app.command(name="logs")(jobs.logs)
-app.command(name="results")(jobs.results)
-app.command(name="cancel")(jobs.cancel)
-app.command(name="kill")(jobs.kill)
-app.command(name="retry")(jobs.retry)
-app.command(name="events")(events.events)
-app.command(name="objects")(objects.objects)
-app.command(name="actors")(actors.actors)
-app.command(name="kill-actor")(actors.kill_actor)
-app.command(name="devices")(devices.devices)
-app.command(name="benchmark")(benchmark.benchmark)
-app.command(name="pause")(owner.pause)
-app.command(name="resume")(owner.resume)
-app.command(name="limit")(owner.limit)
-app.add_typer(token.app, name="token")
-app.command(name="doctor")(doctor.doctor)
-app.add_typer(service.app, name="service")
-app.command(name="demo")(demo.demo)
+
+# What stands under which heading: a name, what it does in one line of a terminal with 80 columns, and the command or group.
+_COMMANDS: Dict[str, Sequence[Tuple[str, str, Any]]] = {
+    "Begin": (
+        ("demo", "See it work, on this machine alone.", demo.demo),
+        ("setup", "Answer a few questions: start a mesh, or lend to one.", setup.setup),
+        ("doctor", "Look for what is wrong, and say what to do.", doctor.doctor),
+    ),
+    "Start a mesh, find one, lend this machine": (
+        ("serve", "Start a mesh on this machine.", serve.serve),
+        ("quickjoin", "Find the mesh, measure this machine, and lend it.", quickjoin.quickjoin),
+        ("join", "Lend this machine to a mesh, with options.", join.join),
+        ("service", "Lend it by itself, whenever you log in.", service.app),
+        ("radar", "Show the meshes on this machine's networks, live.", radar.radar),
+        ("token", "Show the mesh's token, or one that can do less.", token.app),
+        ("show-connection", "Show which mesh your programs and commands use.", connection.show_connection),
+        ("disconnect", "Forget that mesh: its address and its token.", connection.disconnect),
+    ),
+    "Run a script many times": (
+        ("submit", "Run a script once for each payload.", submit.submit),
+        ("status", "Show how far a job is; without one, the mesh.", jobs.status),
+        ("jobs", "List the jobs, the newest first.", jobs.jobs),
+        ("logs", "Show what the tasks of a job have printed.", jobs.logs),
+        ("results", "Show or save what its tasks have returned.", jobs.results),
+        ("cancel", "End a job: what runs may clean up.", jobs.cancel),
+        ("kill", "End a job at once.", jobs.kill),
+        ("retry", "Run again what has failed or was cancelled.", jobs.retry),
+    ),
+    "See what is on the mesh": (
+        ("workers", "Show its machines, and what they do.", workers.workers),
+        ("events", "Show who came and went, and what went wrong.", events.events),
+        ("objects", "Show the objects that it keeps, largest first.", objects.objects),
+        ("actors", "Show its actors, and where they live.", actors.actors),
+        ("kill-actor", "End an actor.", actors.kill_actor),
+    ),
+    "This machine": (
+        ("devices", "Show its processors and GPUs.", devices.devices),
+        ("benchmark", "Measure how fast they are.", benchmark.benchmark),
+        ("pause", "Lend nothing of it, or nothing of a GPU.", owner.pause),
+        ("resume", "Lend it again.", owner.resume),
+        ("limit", "Lend only a part of it, or only at times.", owner.limit),
+    ),
+}
+for _name, _, _command in (row for rows in _COMMANDS.values() for row in rows):
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_name)
+    else:
+        app.command(name=_name)(_command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -127,6 +127,8 @@ def test_a_command_on_a_page_exists(page: str, command: str) -> None:
         assert f"--uid {words[2]} " in (ROOT / "Dockerfile").read_text(encoding="utf-8")
     elif words[0] == "kill":
         assert words[1:] == ["-9", "%1"]  # The shell's; what was started before is there to be killed.
+    elif words[0] == "export":
+        assert re.fullmatch(r"[A-Z_]+=\S+", words[1]), command
     elif words[:2] == ["python", "-m"]:
         assert (ROOT / words[2] / "__main__.py").exists(), command
     elif words[0] == "python":
@@ -161,6 +163,38 @@ def check_docker_command(words: List[str]) -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+    links = [(page, target) for page in PAGES for target in re.findall(r"\]\(([^):\s]+)\)", outside_of_code(page))]
+    assert any("#" in target for _, target in links)
+    for page, target in links:
+        name, _, anchor = target.partition("#")
+        there = page.parent / name if name else page
+        assert there.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(there), f"{page.name}: {target}"
+
+
+def test_anchors_go_by_the_rule_of_the_site_that_shows_the_pages(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# One\n## `join`, or: What's *this*?\n```console\n# no heading\n```\n## One\n"
+        "### A [link](x.md) - and_more\n## One\n## ~~Ünicode~~ & 1.5 x\n",
+        encoding="utf-8",
+    )
+
+    assert anchors(page) == ["one", "join-or-whats-this", "one-1", "a-link---and_more", "one-2", "ünicode--15-x"]
+
+
+def outside_of_code(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> List[str]:
+    """What GitHub calls the headings of a page: small letters without marks, blanks as hyphens; one that is there already is numbered."""
+    found: List[str] = []
+    seen: Dict[str, int] = {}
+    for heading in re.findall(r"^#{1,6} +(.*?) *#*$", outside_of_code(page), re.MULTILINE):
+        shown = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", heading)
+        anchor = re.sub(r"[^\w\- ]", "", shown.strip().lower()).replace(" ", "-")
+        seen[anchor] = seen.get(anchor, -1) + 1
+        found.append(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
+    return found
