@@ -61,7 +61,7 @@ class Admission:
 
     def __init__(self, limit: int = PENDING_HANDSHAKES) -> None:
         self.limit = limit
-        self.refused = 0  # Since the start.
+        self.refused = 0  # Strangers, since the start.
         self._strangers: OrderedDict[Hashable, _Stranger] = OrderedDict()  # Oldest first.
         self._counts: Dict[str, int] = {}  # Address -> its strangers; never 0.
         self._records: OrderedDict[str, _Record] = OrderedDict()
@@ -157,6 +157,13 @@ class Admission:
     def line(self, address: str, reason: str, now: float) -> Optional[str]:
         """What to add to the log line about this refusal ("" or how many were not told); None: say nothing, it was said before."""
         self.refused += 1
+        return self._line(address, reason, now)
+
+    def own_trouble(self, what: str, now: float) -> bool:
+        """Nobody can be taken in for a reason of this machine's, and nobody is refused by that; whether it is worth a line."""
+        return self._line("", what, now) is not None
+
+    def _line(self, address: str, reason: str, now: float) -> Optional[str]:
         key = (address, reason)
         said = self._said.pop(key, None)
         if said is not None and now - said[0] < REFUSALS_LOGGED_SECONDS:

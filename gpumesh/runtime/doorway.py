@@ -181,7 +181,7 @@ class Doorway:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                if self.admission.line("", str(error.errno), self._loop.time()) is not None:
+                if self.admission.own_trouble(str(error.errno), self._loop.time()):
                     logger.warning("cannot accept connections now: %s; is the limit of open files (ulimit -n) too low?", error)
                 self._hold(ACCEPT_PAUSE_SECONDS)
                 return

@@ -88,6 +88,17 @@ def test_the_next_line_says_how_many_were_not_told() -> None:
     assert admission.line("a", "x", REFUSALS_LOGGED_SECONDS) == " (7 more of this since)"
 
 
+def test_a_trouble_of_this_machine_is_told_as_rarely_and_refuses_nobody() -> None:
+    admission = Admission()
+    told = [admission.own_trouble("24", 0.1 * number) for number in range(100)]
+
+    assert told == [True] + 99 * [False]
+    assert admission.own_trouble("24", REFUSALS_LOGGED_SECONDS)
+    assert admission.refused == 0
+    assert admission.line("a", "wrong", 0.0) == ""
+    assert admission.refused == 1
+
+
 @pytest.mark.parametrize(
     ("host", "network"),
     [
