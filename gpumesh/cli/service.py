@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import List, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 import typer
 
@@ -38,20 +38,23 @@ def install(
     How much of the machine is lent, and when, stays your decision: `gpumesh limit`, `pause`, `resume`.
     """
     from gpumesh.cli.join import parse_tags
+    from gpumesh.network.forward_proxy import without_login
 
     manager = _manager()
     parse_tags(tag or [])
     address, secret = resolve_mesh(url, None, token_file, ask=True)
     options = [*(["--slots", str(slots)] if slots else []), *(word for each in tag or [] for word in ("--tag", each))]
     command = worker_command(sys.executable, address, _token_path(), options)
-    text = _text(manager, command)
+    proxies = _proxies(address)
     if dry_run:
         typer.echo(f"# {_unit_path(manager)}", err=True)
-        typer.echo(text, nl=False)
+        typer.echo(_text(manager, command, {name: without_login(value) for name, value in proxies.items()}), nl=False)
         return
+    text = _text(manager, command, proxies)
+    has_login = any(value != without_login(value) for value in proxies.values())
     check_token(secret)
     _write(_token_path(), f"{secret}\n", 0o600)
-    _write(_unit_path(manager), text, 0o644)
+    _write(_unit_path(manager), text, 0o600 if has_login else 0o644)
     typer.echo(f"gpumesh: {_unit_path(manager)} is written; its token is in {_token_path()}")
     for line in _start(manager):
         typer.echo(f"gpumesh: {line}")
@@ -104,8 +107,20 @@ def _manager() -> str:
     )
 
 
-def _text(manager: str, command: List[str]) -> str:
-    environment = {name: os.environ[name] for name in _KEPT if os.environ.get(name)}
+def _proxies(url: str) -> Dict[str, str]:
+    """What the environment says of the HTTP proxy of this network, where the mesh is reached through one."""
+    from gpumesh.network.address import HTTPS, parse_address
+    from gpumesh.network.connecting import PROXY_VARIABLES
+
+    if parse_address(url).way != HTTPS:
+        return {}
+    named = (*PROXY_VARIABLES, "no_proxy", "NO_PROXY")
+    values = {name: os.environ.get(name, "").strip() for name in named}
+    return {name: value for name, value in values.items() if value and value.isprintable()}
+
+
+def _text(manager: str, command: List[str], proxies: Mapping[str, str]) -> str:
+    environment = {**{name: os.environ[name] for name in _KEPT if os.environ.get(name)}, **proxies}
     environment["PYTHONUNBUFFERED"] = "1"
     if manager == "systemd":
         return systemd_unit(command, environment)

@@ -101,6 +101,11 @@ def proxy_for(address: Address, environment: Optional[Mapping[str, str]] = None)
     return Proxy(Address(match["six"] or match["host"], port), variable, match["login"] or "")
 
 
+def without_login(value: str) -> str:
+    """What a variable says, for people to see: with `...` for user and password."""
+    return re.sub(r"\A([A-Za-z][A-Za-z0-9+.-]*://)?.*@", r"\1...@", value, flags=re.DOTALL)
+
+
 def open_tunnel(proxy: Proxy, address: Address, timeout: float) -> socket.socket:
     """Connect to `address` through the proxy, which looks up the name; for whoever waits in his own thread.
 

@@ -1,4 +1,4 @@
-"""Texts that let a system start a worker by itself: a systemd user unit, a launchd agent; pure, and no secret is in them."""
+"""Texts that let a system start a worker by itself: a systemd user unit, a launchd agent; pure, and the token is not in them."""
 
 from __future__ import annotations
 

@@ -116,6 +116,29 @@ def test_a_dry_run_prints_the_unit_and_changes_nothing(place: Place, capsys: pyt
     assert place.asked() == []
 
 
+def test_the_proxy_of_the_network_goes_with_a_mesh_that_is_reached_through_it(
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("https_proxy", "all_proxy", "ALL_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:s3cr%40t@proxy.example.net:3128")
+    monkeypatch.setenv("NO_PROXY", "example.net")
+
+    place.install(url="https://mesh.example.org", dry_run=True)
+    assert "Environment=HTTPS_PROXY=http://...@proxy.example.net:3128" in capsys.readouterr().out
+    place.install(url="https://mesh.example.org")
+    assert "s3cr" not in capsys.readouterr().out
+    assert "Environment=HTTPS_PROXY=http://me:s3cr%%40t@proxy.example.net:3128" in place.unit.read_text()
+    assert "Environment=NO_PROXY=example.net" in place.unit.read_text()
+    assert place.unit.stat().st_mode & 0o777 == 0o600
+
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.net:3128")
+    place.install(url="https://mesh.example.org")
+    assert place.unit.stat().st_mode & 0o777 == 0o644
+    place.install()
+    assert "PROXY" not in place.unit.read_text()
+
+
 def test_without_a_session_of_the_manager_it_says_what_to_do_later(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     place.answer(1, "Failed to connect to bus: No medium found")
 

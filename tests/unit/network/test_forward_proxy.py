@@ -12,7 +12,7 @@ import pytest
 from gpumesh.errors import MeshError, MeshUnavailableError, ProtocolError
 from gpumesh.network import connecting
 from gpumesh.network.address import Address, parse_address
-from gpumesh.network.forward_proxy import Proxy, open_tunnel, proxy_for
+from gpumesh.network.forward_proxy import Proxy, open_tunnel, proxy_for, without_login
 from gpumesh.runtime import piping
 from tests.support.processes import free_port
 
@@ -109,6 +109,20 @@ def test_its_login_is_decoded_and_shown_nowhere() -> None:
     assert proxy.headers()["Proxy-Authorization"] == "Basic dXPDqXI6cEA6JXM="  # usér:p@:%s
     assert proxy.url == "http://one:1"
     assert "p%40" not in repr(proxy)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("http://me:secret@one:1", "http://...@one:1"),
+        ("me:sec@ret@one:1", "...@one:1"),
+        ("http://me:sec://ret@one:1", "http://...@one:1"),
+        ("http://one:1", "http://one:1"),
+        ("localhost,10.0.0.0/8", "localhost,10.0.0.0/8"),
+    ],
+)
+def test_a_variable_is_shown_without_its_login(value: str, shown: str) -> None:
+    assert without_login(value) == shown
 
 
 # --- what it answers
