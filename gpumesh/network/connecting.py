@@ -271,7 +271,9 @@ def explain(address: Address, error: Optional[BaseException], timeout: float) ->
     if stranger or isinstance(found, VersionMismatchError) or getattr(found, "refusal", "") in (LATER, BUSY):
         return at(address, found, "", b"")
     told = reason.replace("_", " ").lower() or getattr(error, "strerror", "") or str(error) or type(error).__name__
-    return MeshUnavailableError(f"{address} broke the TLS handshake off ({told}); is a gpumesh coordinator running there?")
+    return MeshUnavailableError(
+        f"{address}{_by_proxy(address)} broke the TLS handshake off ({told}); is a gpumesh coordinator running there?"
+    )
 
 
 def _look(address: Address) -> Optional[MeshError]:
@@ -302,8 +304,14 @@ def _look(address: Address) -> Optional[MeshError]:
 def unanswered(address: Address, timeout: float) -> MeshUnavailableError:
     """Somebody has taken the connection and says nothing."""
     return MeshUnavailableError(
-        f"{address} {strangers.SAYS_NOTHING} within {timeout:g} s; it is no gpumesh coordinator, or it hangs"
+        f"{address}{_by_proxy(address)} {strangers.SAYS_NOTHING} within {timeout:g} s; it is no gpumesh coordinator, or it hangs"
     )
+
+
+def _by_proxy(address: Address) -> str:
+    """Whoever has hung up, or says nothing, may as well be the proxy."""
+    proxy = proxy_for(address)
+    return f" (through the HTTP proxy {proxy.url})" if proxy is not None else ""
 
 
 def at(address: Address, error: Optional[MeshError], reason: str, binding: bytes) -> MeshError:

@@ -141,6 +141,7 @@ def answer() -> Iterator[Answer]:
 
             def serve() -> None:
                 with listener.accept()[0] as sock:
+                    listener.close()  # Nobody else comes in.
                     asked.append(sock.recv(65536))
                     sock.sendall(data)
 
@@ -208,6 +209,17 @@ def test_what_is_asked_of_it_and_what_comes_behind(answer: Answer) -> None:
     assert head[:2] == [b"CONNECT [fd00::7]:8000 HTTP/1.1", b"Host: [fd00::7]:8000"]
     assert b"Proxy-Authorization: Basic bWU6c2VjcmV0" in head
     assert head[-2:] == [b"", b""]
+
+
+def test_one_that_hangs_up_later_is_named(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy, _ = answer(b"HTTP/1.1 200 OK\r\n\r\n")
+    monkeypatch.setenv("HTTPS_PROXY", f"http://me:secret@{proxy.address}")
+    sock = connecting.connect(parse_address(MESH), 5.0)
+    with pytest.raises(OSError) as caught:
+        connecting.secure(sock, ("http/1.1",), 5.0)
+    told = str(connecting.explain(parse_address(MESH), caught.value, 5.0))
+    assert told.startswith(f"mesh.example.org:443 (through the HTTP proxy {proxy.url}) broke the TLS handshake off ")
+    assert "secret" not in told
 
 
 def test_one_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
