@@ -19,7 +19,7 @@ from tests.support.client import Client
 from tests.support.processes import descriptors, session_of, until, until_gone
 
 MB = 1_000_000
-TASKS = 1_000 if os.environ.get("GPUMESH_TEST_LARGE") else 200
+TASKS = 1_000 if os.environ.get("GPUMESH_TEST_LARGE") else 100
 
 
 def use(array: Any, number: int) -> float:
