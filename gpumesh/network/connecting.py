@@ -160,7 +160,7 @@ def no_connection(address: Address, error: Optional[OSError], timeout: float) ->
     elif kind == reasons.REFUSED:
         clause = f"nothing listens at {address}"
     elif kind == reasons.FAILED and error is not None:
-        clause = f"cannot connect to {address}: {error.strerror or error}"
+        clause = f"cannot connect to {address}: {reasons.said(error)}"
     else:
         clause = f"cannot connect to {address}: {clause}"
     return MeshUnavailableError(f"{clause}; {advice}")

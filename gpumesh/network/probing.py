@@ -158,7 +158,7 @@ def _look(blank: ProbeResult, target: Tuple[Any, Any], deadline: float, *, insid
     except OSError as error:
         if str(getattr(error, "reason", None) or "").endswith("NO_APPLICATION_PROTOCOL"):
             return _stranger(blank, strangers.TLS)
-        text = f"what listens there is no gpumesh coordinator ({getattr(error, 'reason', None) or error.strerror or error})"
+        text = f"what listens there is no gpumesh coordinator ({reasons.said(error)})"
         return blank._replace(kind=OTHER, text=text)
     finally:
         sock.close()
@@ -265,7 +265,7 @@ def _probe_web(blank: ProbeResult, target: Optional[Tuple[Any, Any]], deadline: 
     except (TimeoutError, socket.timeout):
         return blank._replace(kind=SILENT, text=_SILENCE)
     except OSError as error:
-        text = f"no HTTPS server ({getattr(error, 'reason', None) or error.strerror or error})"
+        text = f"no HTTPS server ({reasons.said(error)})"
         return blank._replace(kind=OTHER, text=text)
     finally:
         sock.close()
@@ -301,7 +301,7 @@ def prove(address: Address, token: str, timeout: float, *, mesh: str = "") -> st
         except (TimeoutError, socket.timeout):
             text = "it does not answer in time"
         except OSError as error:
-            text = f"the connection broke ({getattr(error, 'reason', None) or error.strerror or error})"
+            text = f"the connection broke ({reasons.said(error)})"
         finally:
             sock.close()
         if not text:
@@ -316,7 +316,7 @@ def prove_through(pipe: socket.socket, token: str, timeout: float) -> str:
     except (TimeoutError, socket.timeout):
         return "it does not answer in time"
     except OSError as error:
-        return f"the connection broke ({getattr(error, 'reason', None) or error.strerror or error})"
+        return f"the connection broke ({reasons.said(error)})"
     finally:
         pipe.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from typing import Optional, Tuple
 
@@ -35,4 +36,12 @@ def why(error: Optional[OSError], host: str) -> Tuple[str, str, str]:
         if ":" in host:
             return NO_ROUTE, "there is no way to this IPv6 address from here", "use an IPv4 address of that host"
         return NO_ROUTE, "there is no way to this address from here", "both machines must be in one network, or a VPN"
-    return FAILED, f"cannot connect ({error.strerror or error})", "check the address and the network"
+    return FAILED, f"cannot connect ({said(error)})", "check the address and the network"
+
+
+def said(error: BaseException) -> str:
+    """The few words of an error of TLS or of the system, without numbers and addresses."""
+    code = getattr(error, "errno", None) or 0
+    if hasattr(error, "reason"):  # Of TLS, whose numbers are none of the system's.
+        return str(error.reason or getattr(error, "strerror", "") or error)
+    return (os.strerror(code) if code > 0 else getattr(error, "strerror", None)) or str(error) or type(error).__name__
