@@ -64,6 +64,9 @@ class Directory:
         self._objects: Dict[int, Entry] = {}
         self._tasks: Dict[int, List[int]] = {}  # Task that has not ended -> the objects that it mentions.
         self._peers: Dict[PeerKey, Dict[int, None]] = {}  # Who has grants -> for what.
+        self._copied: Dict[
+            PeerKey, Dict[int, None]
+        ] = {}  # Worker -> what it has copies of: who leaves costs what it had, not all there is.
 
     def __contains__(self, oid: int) -> bool:
         return oid in self._objects
@@ -119,12 +122,13 @@ class Directory:
         entry = self._objects.get(oid)
         if entry is not None:
             entry.copies[worker] = None
+            self._copied.setdefault(worker, {})[oid] = None
 
     def dropped(self, oid: int, worker: str) -> None:
         """It has that copy no more."""
         entry = self._objects.get(oid)
         if entry is not None:
-            entry.copies.pop(worker, None)
+            self._uncopied(entry, worker)
 
     # --- who holds
 
@@ -161,10 +165,7 @@ class Directory:
             self._grant(entry, other, count)
         if not isinstance(peer, str):
             return []
-        copied = [oid for oid, entry in self._objects.items() if peer in entry.copies]
-        for oid in copied:
-            del self._objects[oid].copies[peer]
-        return copied
+        return self._forget_copies(peer)
 
     def peer_gone(self, peer: PeerKey) -> List[Entry]:
         """All grants of a peer are void; what is free now."""
@@ -173,9 +174,7 @@ class Directory:
             entry = self._objects[oid]
             self._ungrant(entry, peer)
             touched.append(entry)
-        for entry in self._objects.values():
-            if entry.copies and isinstance(peer, str):
-                entry.copies.pop(peer, None)
+        self._forget_copies(peer)
         return self._collect(touched)
 
     def hold_for_task(self, task_id: int, oids: Iterable[int]) -> None:
@@ -233,6 +232,24 @@ class Directory:
         if not mine:
             del self._peers[peer]
 
+    def _uncopied(self, entry: Entry, worker: str) -> None:
+        if worker in entry.copies:
+            del entry.copies[worker]
+            self._drop_copy(entry.oid, worker)
+
+    def _drop_copy(self, oid: int, worker: str) -> None:
+        theirs = self._copied[worker]
+        del theirs[oid]
+        if not theirs:
+            del self._copied[worker]
+
+    def _forget_copies(self, peer: PeerKey) -> List[int]:
+        """It has none any more; what it had copies of."""
+        copied = list(self._copied.pop(peer, ()))
+        for oid in copied:
+            self._objects[oid].copies.pop(str(peer), None)
+        return copied
+
     def _collect(self, touched: List[Entry]) -> List[Entry]:
         freed: List[Entry] = []
         while touched:
@@ -247,6 +264,8 @@ class Directory:
         del self._objects[entry.oid]
         for peer in list(entry.grants):
             self._ungrant(entry, peer)
+        for worker in entry.copies:  # They stay in the entry, for who tells those workers.
+            self._drop_copy(entry.oid, worker)
         for ref in entry.refs:
             inner = self._objects.get(ref)
             if inner is not None:
@@ -271,6 +290,11 @@ class Directory:
             assert all(count > 0 for count in entry.grants.values()), f"object {oid} has an empty grant"
             for peer in entry.grants:
                 assert oid in self._peers[peer], f"the grant of {peer} for {oid} is in one table only"
+        copied: Dict[PeerKey, Dict[int, None]] = {}
+        for oid, entry in self._objects.items():
+            for worker in entry.copies:
+                copied.setdefault(worker, {})[oid] = None
+        assert copied == self._copied, "who has copies of what is told differently in two tables"
         for peer, held in self._peers.items():
             assert held, f"{peer} has no grants and is in the table"
             for oid in held:
