@@ -280,6 +280,9 @@ HTTP_FIGURES_SECONDS = 0.5  # Figures are not taken more often, however many ask
 # --- finding a mesh
 FIND_SECONDS = 3.0  # Without an address, so long meshes are looked for; an answer takes 0.3 s on a quiet network.
 FIND_SETTLE_SECONDS = 0.4  # After the first that answers, for others: whoever announces later than that is on a slower network.
+FIND_ALL_SECONDS = (
+    1.5  # The same where a person says which is meant: who has just answered another machine does so again after 1 s.
+)
 FIND_PROBE_SECONDS = 2.0  # For who answers at an announced address; what it is worth waiting for beside those that do.
 FIND_AGAIN_SECONDS = 5.0  # Until such an address is looked at again.
 ANNOUNCE_CHECK_SECONDS = 2.0  # Until an announcement follows a change of this machine's addresses.

@@ -6,13 +6,18 @@ Each answer is checked where it is given, and asked for again until it will do. 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 from typing import Any, Callable, Optional, Sequence, Tuple
 
 import typer
 
 Check = Callable[[str], str]
 """What is wrong with an answer, for the person to read; "" if it will do."""
+
+_POINTED = " » "  # What a menu has before each choice, or blanks; it cuts off what is longer than the terminal is wide.
+_BREAK = "\n" + " " * len(_POINTED)
 
 
 def can_ask() -> bool:
@@ -50,8 +55,12 @@ def choose(question: str, choices: Sequence[Tuple[str, str]]) -> str:
     """
     menus = _menus()
     if menus is not None:
-        options = [menus.Choice(title, value=value) for value, title in choices]
-        return str(menus.select(question, choices=options, qmark="gpumesh:").unsafe_ask())
+        columns = shutil.get_terminal_size().columns - len(_POINTED) - 1
+        options = [menus.Choice(_BREAK.join(textwrap.wrap(title, max(columns, 10))), value=value) for value, title in choices]
+        # The menu would say what was chosen as it stands there, cut off.
+        chosen = str(menus.select(question, choices=options, qmark="gpumesh:", erase_when_done=True).unsafe_ask())
+        typer.echo(f"gpumesh: {question} {dict(choices)[chosen]}")
+        return chosen
     typer.echo(question)
     for number, (_, title) in enumerate(choices, 1):
         typer.echo(f"  {number}  {title}")

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Callable, List, Optional, Tuple
 import typer
 
 from gpumesh.cli.console import ask_for_token, given_token, resolve_mesh
-from gpumesh.config import CONNECT_SECONDS, FIND_PROBE_SECONDS, FIND_SECONDS, FIND_SETTLE_SECONDS, MIN_TOKEN_CHARACTERS
+from gpumesh.config import (
+    CONNECT_SECONDS,
+    FIND_ALL_SECONDS,
+    FIND_PROBE_SECONDS,
+    FIND_SECONDS,
+    FIND_SETTLE_SECONDS,
+    MIN_TOKEN_CHARACTERS,
+)
 from gpumesh.errors import AuthenticationError, MeshUnavailableError
 
 if TYPE_CHECKING:
@@ -89,7 +96,7 @@ def discover(secret: Optional[str], *, tell: Say = say, seconds: float = FIND_SE
         if watcher.problem:
             raise MeshUnavailableError(watcher.problem)
         watcher.wait(seconds, until=lambda found: any(mesh.is_joinable for mesh in found))
-        found = watcher.wait(FIND_SETTLE_SECONDS, until=lambda found: not found)
+        found = watcher.wait(FIND_SETTLE_SECONDS if secret else FIND_ALL_SECONDS, until=lambda found: not found)
         joinable = [mesh for mesh in found if mesh.is_joinable]
         if not joinable:
             raise MeshUnavailableError(_none_of(found))

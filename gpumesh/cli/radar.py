@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional,
 import typer
 
 from gpumesh.cli.console import TOKEN, TOKEN_FILE, given_token, hide_token, log_to_stderr
+from gpumesh.cli.radar_picture import OTHER, picture
 from gpumesh.config import FIND_SECONDS
 
 if TYPE_CHECKING:
@@ -22,10 +23,6 @@ _POLL_SECONDS = 1.0  # Between two questions for a mesh's workers.
 _REFRESH_SECONDS = 0.25
 _SETTLE_SECONDS = 0.5  # Of one look: after every address that is known has been looked at.
 _MAX_PEEKS = 16  # Meshes whose workers are shown.
-_MAX_WORKERS = 200
-_COLUMNS = ("mesh", "worker", "device", "score", "load", "status")
-
-OTHER = "another token"
 
 
 def radar(
@@ -226,70 +223,8 @@ def _print_json(view: View) -> None:
 def _print(view: View) -> None:
     from rich.console import Console
 
-    Console().print(picture(view))
-
-
-def picture(view: View) -> Any:
-    """The table, and lines below it, for rich."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    rows = view.rows()
-    lines: List[Any] = []
-    if rows:
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        for column in _COLUMNS:
-            table.add_column(column, justify="right" if column in ("score", "load") else "left", overflow="fold")
-        for mesh, workers, said in rows:
-            _add(table, mesh, workers, said)
-        lines.append(table)
-        lines += [Text(f"{mesh.name}: {mesh.warning}", style="yellow") for mesh, _, _ in rows if mesh.warning]
-    elif view.problem:
-        lines.append(Text(view.problem))
-    else:
-        lines.append(Text("No mesh on this machine's networks; start one with `gpumesh serve`."))
-    if view.left_out:
-        lines.append(Text(f"{view.left_out} more announcements are left out: there are too many."))
-    return Group(*lines)
-
-
-def _add(table: Any, mesh: Mesh, workers: Optional[List[Dict[str, Any]]], said: str) -> None:
-    from rich.text import Text
-
-    where = mesh.address if mesh.address is not None else (mesh.addresses[0] if mesh.addresses else None)
-    title = Text(mesh.name, style="bold")
-    if where is not None:
-        title.append(f" {where.url}", style="not bold")
-    if mesh.reason:
-        status = Text(f"cannot be joined: {mesh.reason}")
-    elif said == OTHER:
-        status = Text("cannot be joined with this token: the mesh has another one")
-    elif said or mesh.address is None:
-        status = Text(said)
-    else:
-        status = Text("can be joined" if workers is None else "can be joined" if not workers else _counted(workers))
-    table.add_row(title, "", "", "", "", status)
-    for worker in (workers or [])[:_MAX_WORKERS]:
-        problem = worker.get("problem") or ""
-        alive = worker.get("alive", True)
-        state = f"not alive: {worker.get('lost') or 'lost'}" if not alive else problem or "alive"
-        load = f"{worker.get('running', 0)}/{worker.get('slots', 0)}"
-        if worker.get("queued"):
-            load += f" +{worker['queued']}"
-        table.add_row(
-            "",
-            Text(str(worker.get("hostname", ""))),
-            Text(str(worker.get("device_name", ""))),
-            f"{worker.get('score', 0):.3g}",
-            load,
-            Text(str(state)),
-        )
-
-
-def _counted(workers: List[Dict[str, Any]]) -> str:
-    alive = sum(1 for worker in workers if worker.get("alive", True))
-    return f"can be joined; {alive} worker{'' if alive == 1 else 's'}"
+    console = Console()
+    console.print(picture(view, width=console.width))
 
 
 # --- live
@@ -300,14 +235,14 @@ def _live(view: View, until: Optional[Callable[[], bool]]) -> bool:
     from rich.live import Live
     from rich.text import Text
 
+    console = Console()
     started = time.monotonic()
 
     def now() -> Any:
         if not view.rows() and not view.problem and time.monotonic() - started < FIND_SECONDS:
             return Text("Looking for meshes ... (q ends)")
-        return Group(picture(view), Text("q ends", style="dim"))
+        return Group(picture(view, width=console.width), Text("q ends", style="dim"))
 
-    console = Console()
     with _keys() as pressed, Live(now(), console=console, auto_refresh=False, transient=False) as live:
         try:
             while not pressed.wait(_REFRESH_SECONDS) and not (until is not None and until()):

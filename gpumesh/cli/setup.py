@@ -8,7 +8,7 @@ import typer
 
 from gpumesh.cli import asking
 from gpumesh.cli.console import TOKEN, TOKEN_FILE, check_token, given_token, hide_token
-from gpumesh.config import CONNECT_SECONDS, DEFAULT_PORT, FIND_SECONDS
+from gpumesh.config import CONNECT_SECONDS, DEFAULT_PORT, FIND_ALL_SECONDS, FIND_SECONDS
 
 if TYPE_CHECKING:
     from gpumesh.network.address import Address
@@ -290,7 +290,7 @@ def _asked_address() -> Address:
     from gpumesh.network.address import parse_address
 
     typer.echo("gpumesh: looking for meshes on this machine's networks ...")
-    found = [mesh for mesh in _meshes() if mesh.is_joinable]
+    found = sorted((mesh for mesh in _meshes() if mesh.is_joinable), key=lambda mesh: mesh.name)
     if found:
         choices = [(mesh.id, f"{mesh.name} at {mesh.address.url}") for mesh in found if mesh.address is not None]
         chosen = asking.choose("Which mesh?", [*choices, (_OTHER, "one at another address")])
@@ -305,7 +305,7 @@ def _asked_address() -> Address:
 def _meshes() -> List[Mesh]:
     from gpumesh.network.discovery import find
 
-    return find(FIND_SECONDS, settle_seconds=0.5)
+    return find(FIND_SECONDS, settle_seconds=FIND_ALL_SECONDS)
 
 
 def _address_problem(text: str) -> str:

@@ -65,11 +65,13 @@ def test_it_follows_who_comes_and_goes_until_q(lan: Lan) -> None:
 
 
 def test_a_narrow_terminal_without_colours_until_ctrl_c(lan: Lan) -> None:
-    with radar(lan, columns=60, NO_COLOR="1") as screen:
-        screen.expect_exact("attic")
-        shown = screen.before + screen.after
+    with radar(lan, columns=40, NO_COLOR="1") as screen:
+        shown = ""
+        for part in ("attic", " http://10.9.0.1:8000\r\n", "  can be joined"):  # Whole words, each line for itself.
+            screen.expect_exact(part)
+            shown += screen.before + screen.after
         assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", shown)  # No colours.
-        assert all(len(CONTROLS.sub("", line)) <= 60 for line in re.split(r"[\r\n]+", shown))
+        assert all(len(CONTROLS.sub("", line)) <= 40 for line in re.split(r"[\r\n]+", shown))
         screen.send("\x03")
 
         assert ends(screen) == 0

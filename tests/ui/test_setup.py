@@ -10,12 +10,15 @@ import socket
 import stat
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import pexpect
 import pytest
 
 from gpumesh.runtime.embedded import start_coordinator
+from tests.hosts.conftest import make_hosts as make_hosts
+from tests.support.hosts import Host, Hosts
+from tests.support.lan import TOKEN, Lan
 from tests.support.processes import until
 
 DOWN = "\x1b[B"
@@ -25,7 +28,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]")
 class Wizard:
     """`gpumesh setup` in a pseudo-terminal with folders of its own."""
 
-    def __init__(self, folder: Path, arguments: List[str], *, term: str) -> None:
+    def __init__(self, folder: Path, arguments: List[str], *, term: str, columns: int, host: Optional[Host]) -> None:
         self.config = folder / "config"
         environment: Dict[str, str] = {
             **{name: value for name, value in os.environ.items() if not name.startswith("GPUMESH_")},
@@ -37,11 +40,15 @@ class Wizard:
         }
         self.typed = ""
         self.log = ""
+        environment.pop("COLUMNS", None)
+        words = [sys.executable, "-m", "gpumesh", "setup", *arguments]
+        if host is not None:
+            words = list(host._there(words))
         self.process = pexpect.spawn(
-            sys.executable,
-            ["-m", "gpumesh", "setup", *arguments],
+            words[0],
+            words[1:],
             env=environment,
-            dimensions=(40, 110),
+            dimensions=(40, columns),
             timeout=20,
             encoding="utf-8",
         )
@@ -79,8 +86,10 @@ class Wizard:
 
 
 @contextlib.contextmanager
-def wizard(folder: Path, *arguments: str, term: str = "xterm") -> Iterator[Wizard]:
-    one = Wizard(folder, list(arguments), term=term)
+def wizard(
+    folder: Path, *arguments: str, term: str = "xterm", columns: int = 110, host: Optional[Host] = None
+) -> Iterator[Wizard]:
+    one = Wizard(folder, list(arguments), term=term, columns=columns, host=host)
     try:
         yield one
     finally:
@@ -137,6 +146,28 @@ def test_a_machine_is_lent_and_its_token_is_never_shown(tmp_path: Path) -> None:
         assert one.ends() == 0
         assert one.saved() == {"url": server.url, "token": "a-token-of-some-length"}
         assert "of-some-length" not in one.screen
+
+
+def test_one_of_several_meshes_is_chosen_on_a_narrow_terminal(make_hosts: Callable[..., Hosts], tmp_path: Path) -> None:
+    lan = Lan(make_hosts(2, memory="1g"), tmp_path)
+    lan.serve(lan.hosts.one, "--name", "attic")
+    lan.serve(lan.hosts.two, "--name", "the cellar of the department, left")
+    with wizard(tmp_path / "lent", "--no-start", columns=40, host=lan.hosts.two) as one:
+        one.sees("machine to be?")
+        one.types(DOWN + "\r")
+        one.sees("Which mesh?")
+        one.sees("attic at http://10.9.0.1:8000")
+        one.sees("the cellar of the department, left")
+        one.sees("at http://10.9.0.2:8000")
+        one.sees("one at another address")
+        one.types(DOWN + "\r")
+        one.sees("department, left at http://10.9.0.2:8000")
+        one.sees("Token of the mesh at 10.9.0.2")
+        one.types(f"{TOKEN}\r")
+        one.sees("accepts this machine")
+
+        assert one.ends() == 0
+        assert one.saved() == {"url": "http://10.9.0.2:8000", "token": TOKEN}
 
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])

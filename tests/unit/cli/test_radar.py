@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from gpumesh import GPUMesh
-from gpumesh.cli.radar import View, as_records, picture
+from gpumesh.cli.radar import View, as_records
+from gpumesh.cli.radar_picture import picture
 from gpumesh.network.address import Address, parse_address
 from gpumesh.network.announcement import Mesh
 from tests.support.processes import until
@@ -34,11 +35,11 @@ def announced(name: str, *answering: Address, reason: str = "", warning: str = "
     return Mesh(f"id-{name}", name, answering or (ONE,), answering, "ab" * 16, "0.1.0", 1, reason, warning, True)
 
 
-def shown(watched: Any, token: Optional[str] = None) -> str:
+def shown(watched: Any, token: Optional[str] = None, *, width: int = 200) -> str:
     out = io.StringIO()
     view = View(watched, token)
     try:
-        Console(file=out, width=200, color_system=None).print(picture(view))
+        Console(file=out, width=width, color_system=None).print(picture(view, width=width))
     finally:
         view.close()
     return out.getvalue()
@@ -58,6 +59,25 @@ def test_a_mesh_that_answers_and_one_that_does_not() -> None:
         "den http://10.0.0.1:8000 can be joined",
         "attic http://10.0.0.1:8000 cannot be joined: 10.0.0.1:8000 (refused): nothing listens",
         "attic: two certificates",
+    ]
+
+
+def test_a_narrow_terminal_gets_a_list_of_whole_words() -> None:
+    text = shown(
+        Watched(
+            announced("den", ONE),
+            announced("the cellar of the department, left", reason="10.0.0.1:8000 (refused): nothing listens"),
+        ),
+        width=40,
+    )
+
+    assert [line.rstrip() for line in text.splitlines()] == [
+        "den http://10.0.0.1:8000",
+        "  can be joined",
+        "the cellar of the department, left",
+        "http://10.0.0.1:8000",
+        "  cannot be joined: 10.0.0.1:8000",
+        "  (refused): nothing listens",
     ]
 
 
@@ -86,7 +106,7 @@ def test_workers_are_shown_to_who_knows_the_token(token: str, said: str) -> None
 
         found = until(record, 20, what="the record")
         out = io.StringIO()
-        Console(file=out, width=200, color_system=None).print(picture(view))
+        Console(file=out, width=200, color_system=None).print(picture(view, width=200))
     finally:
         view.close()
         worker.kill()
