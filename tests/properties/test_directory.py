@@ -23,6 +23,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.grants: Dict[Tuple[Union[int, str], int], int] = {}
         self.tasks: Dict[int, List[int]] = {}
         self.refs: Dict[int, Set[int]] = {}  # Living objects and what they mention.
+        self.copies: Set[Tuple[str, int]] = set()
         self.born = 0
         self.next_task = 0
 
@@ -41,6 +42,9 @@ class DirectoryMachine(RuleBasedStateMachine):
         ids = [entry.oid for entry in freed]
         assert len(ids) == len(set(ids))
         assert set(ids) == gone
+        for entry in freed:
+            assert {(worker, entry.oid) for worker in entry.copies} == {each for each in self.copies if each[1] == entry.oid}
+        self.copies = {each for each in self.copies if each[1] not in gone}
         for oid in gone:
             del self.refs[oid]
             self.grants = {key: count for key, count in self.grants.items() if key[1] != oid}
@@ -84,7 +88,8 @@ class DirectoryMachine(RuleBasedStateMachine):
                 del self.grants[key]
                 there = (aside(peer), key[1])
                 self.grants[there] = self.grants.get(there, 0) + count
-        self.directory.set_aside(peer)
+        assert set(self.directory.set_aside(peer)) == {oid for worker, oid in self.copies if worker == peer}
+        self.copies = {each for each in self.copies if each[0] != peer}
 
     @rule(peer=peers)
     def said_anew(self, peer: Union[int, str]) -> None:
@@ -94,7 +99,17 @@ class DirectoryMachine(RuleBasedStateMachine):
     @rule(peer=peers)
     def lose_peer(self, peer: Union[int, str]) -> None:
         self.grants = {key: count for key, count in self.grants.items() if key[0] != peer}
+        self.copies = {each for each in self.copies if each[0] != peer}
         self.expect(self.directory.peer_gone(peer))
+
+    @precondition(lambda self: self.born)
+    @rule(worker=st.sampled_from(["w1", "w2"]), data=st.data(), is_there=st.booleans())
+    def copy_or_drop(self, worker: str, data: st.DataObject, is_there: bool) -> None:
+        oid = data.draw(st.integers(0, self.born - 1))
+        (self.directory.copied if is_there else self.directory.dropped)(oid, worker)
+        self.copies.discard((worker, oid))
+        if is_there and oid in self.refs:
+            self.copies.add((worker, oid))
 
     @precondition(lambda self: self.born)
     @rule(data=st.data())
@@ -125,6 +140,7 @@ class DirectoryMachine(RuleBasedStateMachine):
     def the_tables_agree(self) -> None:
         self.directory.check()
         assert {entry.oid for entry in self.directory} == set(self.refs)
+        assert {(worker, entry.oid) for entry in self.directory for worker in entry.copies} == self.copies
 
 
 DirectoryMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
