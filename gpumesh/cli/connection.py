@@ -27,6 +27,9 @@ def show_connection(
     else:
         typer.echo(f"address  {found['url']}   ({found['source']})")
         typer.echo(f"token    {found['token'] or found['kind']}")
+        if found["certificate"]:
+            shown = ":".join(found["certificate"][index : index + 2] for index in range(0, 32, 2))
+            typer.echo(f"mesh     the SHA-256 of its certificate begins with {shown}; `gpumesh serve` shows the same there")
         typer.echo(f"file     {found['file']}")
     if found["url"] is None:
         raise typer.Exit(1)
@@ -35,7 +38,13 @@ def show_connection(
 def _connection(*, show_token: bool) -> Dict[str, Any]:
     from gpumesh.network.address import parse_address
     from gpumesh.protocol import auth
-    from gpumesh.runtime.settings import connection_file, generated_token, read_environment, resolve_connection
+    from gpumesh.runtime.settings import (
+        connection_file,
+        generated_token,
+        read_environment,
+        resolve_connection,
+        saved_certificate,
+    )
 
     url, token = resolve_connection()
     address: Optional[str] = parse_address(url).url if url is not None else None
@@ -51,6 +60,7 @@ def _connection(*, show_token: bool) -> Dict[str, Any]:
         "kind": kind,
         "generated": bool(url and token and generated_token(url) == token),
         "token": token if show_token else None,
+        "certificate": (url and saved_certificate(url)) or None,
         "file": connection_file(),
     }
 

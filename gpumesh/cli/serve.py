@@ -142,9 +142,10 @@ def serve(
     def announce(url: str) -> None:
         saved_as[0] = url
         check_token(supplied)
-        save_connection(url, secret, is_generated=not supplied)
+        fingerprint = identity.fingerprint if identity is not None else b""
+        save_connection(url, secret, is_generated=not supplied, certificate=fingerprint.hex())
         is_shown = not supplied and (show_token or sys.stdout.isatty())  # What is no terminal is kept, and read by others.
-        banner = Banner(host, parse_address(url), identity.fingerprint if identity is not None else b"", ways.named)
+        banner = Banner(host, parse_address(url), fingerprint, ways.named)
         for line in banner.lines(secret if is_shown else "", is_generated=not supplied):
             typer.echo(line)
         if ways.tunnels:

@@ -316,7 +316,7 @@ class Connection:
         self._nonce = nonce
         self._facts = facts
         self._peer = PeerFacts("", "", "")
-        self._binding = binding
+        self.binding = binding  # What both sides have seen of the channel, once this is established.
         self._hands_over = False
         self._hello = b""
         self._challenge = b""
@@ -642,9 +642,7 @@ class Connection:
         """Empty: the dialer has proved one of the secrets, which goes on as ours, and may be here with it in its role."""
         grants = ""
         for secret, grant in self._tokens:  # All of them, whichever it is: how long it takes says nothing.
-            if auth.proofs_match(
-                proof, auth.make_proof(auth.DIALER_LABEL, secret, self._hello, self._challenge, self._binding)
-            ):
+            if auth.proofs_match(proof, auth.make_proof(auth.DIALER_LABEL, secret, self._hello, self._challenge, self.binding)):
                 self._token, grants = secret, grant
         if not grants:
             self.has_failed_proof = True
@@ -663,7 +661,7 @@ class Connection:
         return Established(self.role, self.mesh, self.workers, self._peer)
 
     def _proof(self, label: bytes) -> bytes:
-        return auth.make_proof(label, self._token, self._hello, self._challenge, self._binding)
+        return auth.make_proof(label, self._token, self._hello, self._challenge, self.binding)
 
     def _send_handshake(self, message: Any) -> bytes:
         tag, body, _ = self._encoder.encode(message)

@@ -1,7 +1,8 @@
 """What the environment and the saved connection say; nothing here connects.
 
-The connection file is JSON with `url`, `token` and, where it was made up, `generated`, and `served`: the tokens that were made up for other coordinators of this user's,
-by address. Only its owner can read it. `gpumesh serve` and `gpumesh join` save it, `GPUMesh()` and the commands read it.
+The connection file is JSON with `url`, `token` and, where they are known, `certificate`, `generated` (nobody chose the token), and `served`:
+the tokens that were made up for other coordinators of this user's, by address. Only its owner can read it. `gpumesh serve` and `gpumesh join`
+save it, `GPUMesh()` and the commands read it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import sys
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -21,6 +23,7 @@ logger = logging.getLogger("gpumesh")
 
 _NO = ("", "0", "false", "no", "off")
 _FILE = "connection.json"
+_FINGERPRINT = re.compile("[0-9a-f]{64}")
 _SERVED_KEPT = 8  # Generated tokens of meshes served before; one port after the other is tried by hand.
 LESSER_PREFIXES = ("gmw-", "gmm-")  # Beginnings of tokens that lend or measure only; see protocol.auth.
 
@@ -91,7 +94,7 @@ def connection_file() -> str:
     return os.path.join(platformdirs.user_config_dir("gpumesh", appauthor=False), _FILE)
 
 
-def save_connection(url: str, token: str, *, is_generated: bool = False) -> bool:
+def save_connection(url: str, token: str, *, is_generated: bool = False, certificate: Optional[str] = None) -> bool:
     """Remember a mesh for this user's next `GPUMesh()` or command; the file is never readable by others, not even for a moment.
 
     Failing to do so is logged and nothing more: whoever saves has a mesh that works. A lesser token does not take the place of the full one
@@ -101,6 +104,8 @@ def save_connection(url: str, token: str, *, is_generated: bool = False) -> bool
     Args:
         is_generated: Nobody chose the secret: see `generated_token`. It stays so when the same connection is saved again.
 
+        certificate: SHA-256 of the one that the mesh has shown, in hexadecimal, "" if it has none; None: what is saved of that address.
+
     Returns:
         Whether a connection with this token, or the full one that it follows from, is saved now.
     """
@@ -108,6 +113,8 @@ def save_connection(url: str, token: str, *, is_generated: bool = False) -> bool
     if token.startswith(LESSER_PREFIXES) and _follows_from_saved(token):
         return True
     is_generated = is_generated or generated_token(url) == token
+    if certificate is None:
+        certificate = saved_certificate(url)
     part = f"{path}.{os.getpid()}"
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -116,6 +123,8 @@ def save_connection(url: str, token: str, *, is_generated: bool = False) -> bool
             os.chmod(part, 0o600)  # Whatever an older file of this name was.
             record: Dict[str, Any] = {"url": url, "token": token, **({"generated": True} if is_generated else {})}
             served = {each: secret for each, secret in _generated().items() if each != url}
+            if certificate:
+                record["certificate"] = certificate
             if served:
                 record["served"] = dict(list(served.items())[-_SERVED_KEPT:])
             json.dump(record, file)
@@ -172,9 +181,21 @@ def other_served(url: Optional[str]) -> List[str]:
 def keep_generated(url: str, token: str) -> None:
     """The coordinator there has a new secret that nobody chose; which mesh this user's programs use stays as it is."""
     saved_url, saved = load_connection()
+    certificate = saved_certificate(saved_url) if saved_url is not None else ""
     save_connection(url, token, is_generated=True)
     if saved_url is not None and saved is not None and saved_url != url:
-        save_connection(saved_url, saved)
+        save_connection(saved_url, saved, certificate=certificate)
+
+
+def saved_certificate(url: str) -> str:
+    """SHA-256 of the certificate that the saved mesh has shown, in hexadecimal; "" where none is known, or another address is saved."""
+    try:
+        with open(connection_file(), encoding="utf-8") as file:
+            saved = json.load(file)
+        found = saved.get("certificate", "") if saved["url"] == url else ""
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ""  # `load_connection` says what is wrong with it.
+    return found if isinstance(found, str) and _FINGERPRINT.fullmatch(found) else ""
 
 
 def _generated() -> Dict[str, str]:

@@ -40,7 +40,7 @@ def by_client(address: Address, token: str = TOKEN, timeout: float = 5.0) -> byt
     link, _, _ = dial(address, token=token, timeout=timeout, facts=local_facts())
     link.close("seen")
     link.release()
-    return link.connection._binding
+    return link.connection.binding
 
 
 def by_agent(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> Dial:

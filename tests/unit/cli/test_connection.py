@@ -7,13 +7,13 @@ import logging
 import os
 import stat
 from pathlib import Path
-from typing import Tuple
+from typing import Any, Tuple
 
 import pytest
 from typer.testing import CliRunner
 
 from gpumesh.cli.main import app
-from gpumesh.runtime.settings import connection_file, load_connection, save_connection
+from gpumesh.runtime.settings import connection_file, keep_generated, load_connection, save_connection
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +52,32 @@ def test_the_token_is_shown_on_request() -> None:
         "kind": "full: runs anything on every machine of the mesh",
         "generated": True,
         "token": "s" * 32,
+        "certificate": None,
         "file": connection_file(),
     }
+
+
+def test_the_certificate_of_the_mesh_is_shown_as_it_is_where_it_serves() -> None:
+    save_connection("http://box:8000", "s" * 32, certificate="ab" * 32)
+    assert "ab:" * 15 + "ab;" in run("show-connection")[1]
+    save_connection("http://box:8000", "t" * 32)  # The token was rotated.
+    assert json.loads(run("show-connection", "--json")[1])["certificate"] == "ab" * 32
+    keep_generated("http://127.0.0.1:8000", "u" * 32)  # That of another mesh.
+    assert json.loads(run("show-connection", "--json")[1])["certificate"] == "ab" * 32
+
+    save_connection("http://box:8000", "s" * 32, certificate="")
+
+    assert "SHA-256" not in run("show-connection")[1]
+
+
+@pytest.mark.parametrize("certificate", [None, 5, ["x"], "AB" * 32, "\x1b[2J", "ab" * 31])
+def test_what_is_no_certificate_in_the_file_is_left_out(certificate: Any) -> None:
+    save_connection("http://box:8000", "s" * 32)
+    path = Path(connection_file())
+    path.write_text(json.dumps({**json.loads(path.read_text()), "certificate": certificate}))
+
+    assert load_connection() == ("http://box:8000", "s" * 32)
+    assert json.loads(run("show-connection", "--json")[1])["certificate"] is None
 
 
 def test_the_environment_goes_before_what_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:

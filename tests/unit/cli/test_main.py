@@ -66,7 +66,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> List[Dict[str, Any]]:
 
     def run_worker(url: str, token: str, *, on_joined: Callable[[Dict[str, Any]], None], **options: Any) -> int:
         calls.append({"url": url, "token": token, **options})
-        on_joined({"hostname": "here", "slots": 2, "id": "0123456789abcdef"})
+        on_joined({"hostname": "here", "slots": 2, "id": "0123456789abcdef", "certificate": "ab" * 32})
         return 0
 
     monkeypatch.setattr(serving, "run_coordinator", run_coordinator)
