@@ -27,6 +27,7 @@ RECONNECT_FIRST_DELAY_SECONDS = 0.1
 RECONNECT_MAX_DELAY_SECONDS = (
     1.5  # A restart may cost 2 s beyond its own time, the way back included. In a mesh of few workers.
 )
+STEADY_SECONDS = 0.5  # A connection that breaks sooner was as good as none: a pair that cannot agree meets ever more rarely.
 OUTAGE_LINE_SECONDS = 60.0  # A worker says again that its coordinator is not there, ...
 OUTAGE_LINE_MAX_SECONDS = 1200.0  # ... each time after twice as long, up to three lines an hour.
 OUTAGE_REASONS = 8  # As many different reasons are told as they come; more of them wait for such a line.

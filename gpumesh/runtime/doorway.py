@@ -18,6 +18,7 @@ Promises:
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import logging
 import socket
@@ -182,7 +183,9 @@ class Doorway:
                 return
             except OSError as error:
                 if self.admission.own_trouble(str(error.errno), self._loop.time()):
-                    logger.warning("cannot accept connections now: %s; is the limit of open files (ulimit -n) too low?", error)
+                    is_full = error.errno in (errno.EMFILE, errno.ENFILE)
+                    hint = "; is the limit of open files (ulimit -n) too low?" if is_full else ""
+                    logger.warning("cannot accept connections now: %s%s", error, hint)
                 self._hold(ACCEPT_PAUSE_SECONDS)
                 return
             host = plain_ip(str(name[0]))

@@ -9,6 +9,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union
 
+from gpumesh.config import STEADY_SECONDS
 from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
 from gpumesh.model.resources import CardReading, DeviceFacts, WorkerFacts
 from gpumesh.network.address import Address
@@ -93,6 +94,8 @@ class WorkerAgent(PoolOwner):
         self._backoff = Backoff()
         self._outage = Outage()
         self._was_complained = False  # Of its loss; then its return is worth as much.
+        self._joined_at = 0.0  # The loop's time, the last time.
+        self._is_unsteady = False  # The last connection broke at once.
         self._is_draining = False
         self._over: asyncio.Future[Optional[BaseException]] = self._loop.create_future()  # Resolved when the agent is to end.
         self._lost: asyncio.Future[MeshError] = self._loop.create_future()  # Of the current connection.
@@ -186,10 +189,7 @@ class WorkerAgent(PoolOwner):
             if self._is_draining and self._pool.is_idle and not len(self._kept):
                 break
             if self._was_joined():
-                self._backoff.reset()
-                self._was_complained = not self._has_heard_goodbye
-                level = logging.WARNING if self._was_complained else logging.INFO
-                logger.log(level, "lost the coordinator at %s (%s); trying again", self.address, error)
+                self._tell_of_loss(error)
                 if self._objects is not None:
                     self._lose_objects(self._objects)
             else:
@@ -199,6 +199,19 @@ class WorkerAgent(PoolOwner):
         failure = self._over.result() if self._over.done() else None
         if failure is not None:
             raise failure
+
+    def _tell_of_loss(self, error: MeshError) -> None:
+        """A connection is over on which this worker had joined; one that breaks at once, again and again, is as good as none."""
+        was_unsteady = self._is_unsteady
+        self._is_unsteady = self._loop.time() - self._joined_at < STEADY_SECONDS and not self._has_heard_goodbye
+        if self._is_unsteady and was_unsteady:
+            self._tell_of_outage(error)
+            return
+        if not self._is_unsteady:
+            self._backoff.reset()
+        self._was_complained = not self._has_heard_goodbye
+        level = logging.WARNING if self._was_complained else logging.INFO
+        logger.log(level, "lost the coordinator at %s (%s); trying again", self.address, error)
 
     def _tell_of_outage(self, error: MeshError) -> None:
         more = self._outage.failed(str(error), self._loop.time())
@@ -322,16 +335,28 @@ class WorkerAgent(PoolOwner):
             link.send(TasksFinished(results))
         if passing:
             link.send(ReleaseRefs(passing))
-        level = logging.WARNING if self._was_complained else logging.INFO
-        logger.log(
-            level, "joined the mesh at %s with %d slots%s", self.address, facts.slots, self._outage.end(self._loop.time())
-        )
-        self._was_complained = False
-        if self._on_joined is not None:
-            self._on_joined({"id": self.worker_id, **facts._asdict()})
+        self._joined_at = self._loop.time()
+        if self._is_unsteady:
+            self._loop.call_later(STEADY_SECONDS, self._tell_joined, link)
+        else:
+            self._tell_joined(link)
         if self._is_draining:
             link.send(WorkerDraining("leaving"))
             self._leave_if_done()
+
+    def _tell_joined(self, link: PeerLink) -> None:
+        if link is not self._link or not link.connection.established:
+            return
+        self._is_unsteady = False
+        level = logging.WARNING if self._was_complained else logging.INFO
+        self._was_complained = False
+        facts = self.standing.told
+        logger.log(
+            level, "joined the mesh at %s with %d slots%s", self.address, facts.slots, self._outage.end(self._loop.time())
+        )
+        if self._on_joined is not None:
+            certificate = link.connection.binding.hex()  # "" without TLS.
+            self._on_joined({"id": self.worker_id, "certificate": certificate, **facts._asdict()})
 
     def change_score(self, score: float, *, rates: Tuple[Tuple[str, float], ...] = ()) -> None:
         """The benchmark of the CPU has an answer."""

@@ -15,13 +15,14 @@ import pytest
 from gpumesh.config import CONTROL_FRAME_BYTES
 from gpumesh.errors import AuthenticationError, MeshError, MeshUnavailableError, ProtocolError, VersionMismatchError
 from gpumesh.protocol import frames
+from gpumesh.protocol.connection import Connection
 from gpumesh.protocol.messages import Hello, Proof, Query, RegisterClient, RegisterWorker, SubmitTasks
 from gpumesh.runtime.embedded import EmbeddedMesh
 from tests.integration.programs import Programs, started_programs
 from tests.support import peers, tasks, through_proxy
 from tests.support.client import Client
 from tests.support.peers import Server, connect, encoded, frame, handshake, read_to_end
-from tests.support.processes import free_port, resident_bytes
+from tests.support.processes import free_port, resident_bytes, until
 
 HELLO = encoded(Hello("client", bytes(32), "0", "3.11", "test"))
 OTHER_VERSION = frames.MAGIC + struct.pack("<H", 99)
@@ -187,6 +188,29 @@ def test_join_waits_for_a_coordinator_that_is_not_there_yet(tmp_path: Any) -> No
 
 def join(programs: Programs, url: str) -> Any:
     return programs.gpumesh(*JOIN, url)
+
+
+def test_a_pair_that_cannot_agree_meets_ever_more_rarely_and_says_little(tmp_path: Any) -> None:
+    def take_in_and_leave(sock: socket.socket) -> None:
+        now = time.monotonic()
+        connection = Connection.listen(token="guess", nonce=os.urandom(32), mesh="m", now=now, facts=peers.FACTS)
+        while not connection.established:
+            connection.receive_data(sock.recv(65536), time.monotonic())
+            for part in connection.data_to_send():
+                sock.sendall(part)
+        sock.sendall(frame(1, b"", length=0))
+        peers.read_to_end(sock)
+
+    with started_programs(tmp_path) as programs, Server(take_in_and_leave) as server:
+        worker = join(programs, server.url)
+        worker.wait_for("joined the mesh")
+        until(lambda: server.accepted >= 4, 20)
+        began = time.monotonic()
+        until(lambda: server.accepted >= 5, 20)
+        assert time.monotonic() - began > 0.05, "with pauses: here 0.16 to 0.8 s"
+        assert worker.output.count("joined the mesh") == 1
+        assert worker.output.count("lost the coordinator") == 1
+        assert worker.output.count("cannot reach the coordinator") == 1
 
 
 # --- a coordinator and its strangers
