@@ -91,7 +91,7 @@ def lend(address: str, secret: str, *, slots: Optional[int], score: Optional[flo
     from gpumesh.runtime.settings import load_connection, save_connection
 
     def announce(worker: Dict[str, Any]) -> None:
-        save_connection(address, secret, certificate=worker.get("certificate"))
+        save_connection(address, secret, certificate=worker["certificate"])
         typer.echo(f"gpumesh: {worker['hostname']} works for {address} with {worker['slots']} slots, Ctrl-C to stop")
 
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import socket
 import struct
 import sys
@@ -66,6 +67,10 @@ def test_quickjoin_finds_the_mesh_and_the_first_result_comes_soon(lan: Lan) -> N
     assert TOKEN not in coordinator.output
     worker.interrupt()
     assert worker.wait() == 0
+    shown = lan.command(two, "show-connection")
+    assert shown.wait() == 0
+    (fingerprint,) = set(re.findall(r"SHA-256 of its certificate begins with ([0-9a-f:]{47});", shown.output))
+    assert f"the certificate's SHA-256 begins with {fingerprint}." in coordinator.output
 
     again = lan.command(two, "join", "--slots", "1")  # The saved address answers, with the saved token.
     again.wait_for("works for http://10.9.0.1:8000")
