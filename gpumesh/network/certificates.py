@@ -6,12 +6,16 @@ Nobody is asked to trust it, and nobody verifies it: both sides of a connection 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import os
 import sys
 from typing import Optional
 
 from gpumesh.model.records import NamedTuple
+
+logger = logging.getLogger("gpumesh")
 
 _FILE = "identity.pem"  # Key and certificate in one: they cannot be mixed up by two that write at once.
 VALID_DAYS = 20 * 365  # Nothing relies on its end; some TLS libraries refuse one that has expired.
@@ -61,7 +65,18 @@ def load_or_make_identity(folder: Optional[str] = None) -> Identity:
             raise OSError(
                 error.errno, f"cannot keep a certificate in {folder}: {why}; make the folder writable, or give --cert and --key"
             ) from error
+    _close_to_others(path)
     return read_identity(path, path)
+
+
+def _close_to_others(path: str) -> None:
+    """Whoever has read the key can stand between the machines of the mesh unseen, if he knows the token as well."""
+    with contextlib.suppress(OSError):  # `read_identity` says what is wrong with the file.
+        if os.name == "posix" and os.stat(path).st_mode & 0o077:
+            os.chmod(path, 0o600)
+            logger.warning(
+                "others on this machine could read the key in %s; it is yours alone now: delete it to have a new one", path
+            )
 
 
 def read_identity(certificate: str, key: str) -> Identity:

@@ -26,6 +26,18 @@ def test_it_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
     assert [file.name for file in folder.iterdir()] == ["identity.pem"]
 
 
+def test_a_key_that_others_could_read_is_closed_to_them_and_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = load_or_make_identity(str(tmp_path))
+    assert caplog.records == []
+    os.chmod(first.key, 0o644)
+
+    again = load_or_make_identity(str(tmp_path))
+
+    assert again == first
+    assert stat.S_IMODE(os.stat(first.key).st_mode) == 0o600
+    assert "others on this machine could read the key" in caplog.text
+
+
 def test_it_lies_in_the_folder_for_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
