@@ -7,8 +7,9 @@ Promises:
 1. It reads only objects that a task given to it mentions, those in them, and its own.
 2. It ends, and sends values and output of, only tasks that were given to it.
 3. It deletes only objects that it has made, and makes none under the name of another.
-4. What it says of objects that it may not read gives nobody else a way to read them there either.
-5. After a restart of the coordinator it is believed what it says that it had before, until `has_returned`; never of a task that was
+4. It has at most OBJECTS_AT_ONCE objects of its own at a time.
+5. What it says of objects that it may not read gives nobody else a way to read them there either.
+6. After a restart of the coordinator it is believed what it says that it had before, until `has_returned`; never of a task that was
    submitted since.
 """
 
@@ -25,12 +26,16 @@ from gpumesh.protocol.object_errors import FULL, LOST
 from gpumesh.runtime.stream_service import NOTHING_KEPT
 from gpumesh.scheduler.directory import Directory
 
+OBJECTS_AT_ONCE = (
+    100_000  # Of its own: each costs the coordinator half a kilobyte beside its bytes, and an empty one nothing else.
+)
 ENDED_TASKS_KNOWN = 10_000  # The last that have ended there: what they have printed may come behind their results.
 
 _NOT_FOR_IT = (
     "{}object {:#x} is not for this worker: it joined with a worker-only token, and no task given to it mentions the object"
 )
 _NOT_ITS_NAME = "{}object {:#x} cannot be made by this worker, which joined with a worker-only token: the name is another's"
+_TOO_MANY = "{}this worker, which joined with a worker-only token, has made {} objects that still live; drop references to some"
 _NOT_ITS_OWN = "its result names an object that its worker, which joined with a worker-only token, may not read"
 
 Narrowed = Tuple[Any, Any]
@@ -147,6 +152,8 @@ class WorkerLimits:
         oid = message.oid
         if not self._may_make(oid):
             return None, msg.ObjectStored(oid, _NOT_ITS_NAME.format(FULL, oid))
+        if len(self._made) >= OBJECTS_AT_ONCE and oid not in self._made:
+            return None, msg.ObjectStored(oid, _TOO_MANY.format(FULL, OBJECTS_AT_ONCE))
         self._made.add(oid)
         return message._replace(refs=list(self._names_of(message.refs))), None
 

@@ -259,6 +259,20 @@ def test_nobody_had_a_task_before_it_was_submitted() -> None:
     assert [site.left(msg.TaskOutput(TASK + n, 1, b"x", "w")) is not None for n in range(3)] == [True, False, True]
 
 
+def test_it_does_not_make_objects_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpumesh.runtime.worker_limits.OBJECTS_AT_ONCE", 3)
+    site = Site()
+    puts = [msg.PutObject(OWN + n, 0, "", b"", []) for n in range(4)]
+
+    heard = [site.limits.narrowed(msg.PutObject, put) for put in puts]
+
+    assert [message is not None for message, _ in heard] == [True, True, True, False]
+    assert heard[3][1].error.startswith("full: this worker")
+    assert site.left(puts[0]) is not None, "it may tell again of what it has made"
+    site.limits.gone(OWN)
+    assert site.left(puts[3]) is not None
+
+
 @pytest.mark.parametrize("attempt", [0, 2, 99])
 def test_values_of_a_stream_are_of_the_attempt_that_it_was_given(attempt: int) -> None:
     """A later attempt's would be taken instead of those of the worker that has the task now."""
