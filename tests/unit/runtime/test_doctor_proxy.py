@@ -58,9 +58,9 @@ def test_what_it_answers(answer: Callable[[bytes], None], data: bytes, state: st
     assert "secret" not in found.text + found.advice
 
 
-@pytest.mark.parametrize("value", [f"http://me:secret@127.0.0.1:{free_port()}", "socks5://me:secret@proxy.example.net:1080"])
+@pytest.mark.parametrize("value", ["http://me:secret@127.0.0.1:{free}", "socks5://me:secret@proxy.example.net:1080"])
 def test_one_that_cannot_be_used_is_the_only_step_that_is_told(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("https_proxy", value)
+    monkeypatch.setenv("https_proxy", value.format(free=free_port()))
     (found,) = check_way(ADDRESS, None, lambda address, token: "not asked")
     assert (found.check, found.state, found.place) == ("proxy", FAULT, HERE)
     assert found.advice
