@@ -11,10 +11,12 @@ from typing import Optional, Tuple
 REFUSED = "refused"  # The machine is there; nothing listens.
 TIMEOUT = "timeout"
 NO_ROUTE = "no route"
+NO_HOST = "no host"  # Its own network says that it is not there, or its firewall says so.
 NO_IPV6 = "no IPv6"
 FAILED = "failed"  # Any other error of the system.
 
-_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.EADDRNOTAVAIL)
+_NO_ROUTE = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
+_NO_HOST = (errno.EHOSTUNREACH, errno.EHOSTDOWN)
 _NO_FAMILY = (errno.EAFNOSUPPORT, errno.EPFNOSUPPORT)
 
 
@@ -32,6 +34,9 @@ def why(error: Optional[OSError], host: str) -> Tuple[str, str, str]:
         return REFUSED, "the machine is there, but nothing listens on this port", advice
     if error.errno in _NO_FAMILY or (":" in host and error.errno == errno.EADDRNOTAVAIL):
         return NO_IPV6, "this machine has no IPv6", "use an IPv4 address of that host"
+    if error.errno in _NO_HOST:
+        advice = "see whether it is on and in this network, whether the address is right, and what its firewall lets in"
+        return NO_HOST, "no machine takes anything at this address", advice
     if error.errno in _NO_ROUTE:
         if ":" in host:
             return NO_ROUTE, "there is no way to this IPv6 address from here", "use an IPv4 address of that host"

@@ -140,6 +140,12 @@ def test_the_doctor_tells_a_dropped_port_from_a_closed_one_and_from_no_way_at_al
         assert f"sudo ufw allow {PORT}/tcp" in dropped["tcp"][0]["advice"]
 
         with hosts.two.inside():
+            assert os.system("ip route add unreachable 198.51.100.7") == 0  # As a network answers where no machine is.
+        nobody = examine(hosts.two, f"http://198.51.100.7:{PORT}")
+        assert faults(nobody) == ["tcp:mesh"]
+        assert "no machine takes anything at this address" in nobody["tcp"][0]["text"]
+
+        with hosts.two.inside():
             assert os.system("ip route del default") == 0
         none = examine(hosts.two, site.url)
         assert faults(none) == ["route:here"]

@@ -33,6 +33,12 @@ def failed(code: int) -> OSError:
         (
             failed(errno.EHOSTUNREACH),
             "192.0.2.1",
+            reasons.NO_HOST,
+            "cannot connect to 192.0.2.1:8000: no machine takes anything at this address; see whether it is on",
+        ),
+        (
+            failed(errno.ENETUNREACH),
+            "192.0.2.1",
             reasons.NO_ROUTE,
             "cannot connect to 192.0.2.1:8000: there is no way to this address",
         ),
