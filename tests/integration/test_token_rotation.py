@@ -71,7 +71,7 @@ def test_work_goes_on_the_old_token_ends_and_a_restart_knows_the_new_one(program
         assert client.remote(tasks.noop, 5).result(20) == 5  # Its connection was there before.
 
     assert len({first, second, third}) == 3
-    assert "on every other machine of the mesh: gpumesh join ADDRESS --token-file" in rotated.output  # Not this one's loopback address.
+    assert "on every other machine of the mesh: gpumesh join ADDRESS --token-file" in rotated.output
     assert "is saved for you on this machine has it already" in rotated.output
     assert said(programs, "token")[0] == third
     for program in (server, lender):
