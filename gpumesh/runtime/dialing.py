@@ -19,6 +19,7 @@ from gpumesh.errors import MeshError
 from gpumesh.network import connecting
 from gpumesh.network.address import HTTPS, PORT, WEBSOCKET, Address, is_loopback
 from gpumesh.protocol.connection import TLS
+from gpumesh.runtime.loop import take_over
 
 T = TypeVar("T")
 MakeProtocol = Callable[[bytes], asyncio.BaseProtocol]
@@ -64,7 +65,7 @@ class Dialer:
         address = self.address
         sock = await self._connect(deadline)
         if connecting.is_plain(address, sock) and not needs_tls:
-            await self._loop.create_connection(lambda: make(b""), sock=sock)
+            await take_over(self._loop, lambda: make(b""), sock)
             return
         protocols = connecting.protocols_for(address)
         if await self._secure(sock, make, protocols, deadline) == connecting.MESH_PROTOCOL:

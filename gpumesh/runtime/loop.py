@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from typing import Any, Callable, Coroutine, Optional, TypeVar
 
@@ -17,6 +18,15 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
+
+
+async def take_over(loop: asyncio.AbstractEventLoop, make: Callable[[], asyncio.BaseProtocol], sock: socket.socket) -> None:
+    """Make a transport of a connected, non-blocking socket, of either side; it is the transport's from now on.
+
+    Not by `create_connection`: where a protocol closes its transport in the first moment, uvloop's leaves the socket object in the belief
+    that the descriptor is its own. It is closed once more when that object goes, whoever has got the number since.
+    """
+    await loop.connect_accepted_socket(make, sock)
 
 
 class Alarm:

@@ -23,6 +23,7 @@ from gpumesh.model.tasks import TaskSpec
 from gpumesh.protocol.connection import Closed, Connection
 from gpumesh.protocol.messages import DefineFunction, DefineSpec, TasksFinished
 from gpumesh.runtime.link import PeerLink, Turn
+from gpumesh.runtime.loop import take_over
 from gpumesh.runtime.page import FINISHED, STARTED, Page, create_page_fd
 from gpumesh.runtime.runner_cards import card_environment, no_card_environment
 from gpumesh.runtime.spawner_link import Launch, SpawnerLink, append_to, text_of
@@ -292,7 +293,8 @@ class RunnerProcesses:
         link = PeerLink(self._loop, Connection.trusted(), self._on_events, self.turn)
         link.peer = process
         process.link = link
-        task = self._loop.create_task(self._attach(link, ours))
+        task = self._loop.create_task(take_over(self._loop, lambda: link, ours))
+        task.add_done_callback(lambda task: ours.close() if task.cancelled() else None)  # Perhaps before its first line.
         _keep(task)
         if failure:
             task.add_done_callback(lambda _: None if process.is_gone else self._on_exit(process, 1, failure))
@@ -301,9 +303,6 @@ class RunnerProcesses:
         if cards:
             return card_environment(cards, self.devices, os.environ)
         return no_card_environment(self.devices)
-
-    async def _attach(self, link: PeerLink, sock: socket.socket) -> None:
-        await self._loop.create_unix_connection(lambda: link, sock=sock)
 
     def send(self, ident: int, message: Any) -> bool:
         """Tell a process something; False if it is gone."""

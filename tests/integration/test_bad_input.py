@@ -203,12 +203,12 @@ def test_a_pair_that_cannot_agree_meets_ever_more_rarely_and_says_little(tmp_pat
 
     with started_programs(tmp_path) as programs, Server(take_in_and_leave) as server:
         worker = join(programs, server.url)
-        worker.wait_for("joined the mesh")
+        worker.wait_for("lost the coordinator")
         until(lambda: server.accepted >= 4, 20)
         began = time.monotonic()
         until(lambda: server.accepted >= 5, 20)
         assert time.monotonic() - began > 0.05, "with pauses: here 0.16 to 0.8 s"
-        assert worker.output.count("joined the mesh") == 1
+        assert worker.output.count("joined the mesh") <= 1  # None, where the end comes with the beginning.
         assert worker.output.count("lost the coordinator") == 1
         assert worker.output.count("cannot reach the coordinator") == 1
 

@@ -283,7 +283,7 @@ def test_what_a_task_has_put_outlives_its_connection(way: str, sites: Sites, mar
         future = accelerate(mesh, retries=0)(put_and_hold).remote(str(marks), COUNT)
         until((marks / "put").exists, 20)
         reset_worker(made)
-        assert len(made.objects(mesh)) == 2
+        until(lambda: len(made.objects(mesh)) == 2, 10, what="what it has told of again")
         go(marks)
         large, small = future.result(40)
         assert (float(mesh.get(large).sum()), mesh.get(small)) == (7.0 * COUNT, {"n": 7})

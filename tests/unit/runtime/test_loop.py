@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from typing import Any, Callable, List
 
 import pytest
 
-from gpumesh.runtime.loop import Alarm, LoopThread, new_event_loop
+from gpumesh.runtime.loop import Alarm, LoopThread, new_event_loop, take_over
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, new_event_loop])
@@ -50,6 +52,34 @@ def test_it_can_be_set_again_after_it_rang_and_be_cancelled(loop: asyncio.Abstra
         loop.call_at(start + 0.072, alarm.cancel)
 
     assert len(rings_of(loop, use)) == 2
+
+
+@pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
+def test_a_descriptor_is_closed_once_whenever_the_protocol_closes(loop: asyncio.AbstractEventLoop, family: int) -> None:
+    """A second time it would be somebody else's."""
+
+    class Protocol(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            transport.abort()
+
+    async def use() -> None:
+        with socket.socket(family) as listener:
+            if family == socket.AF_INET:
+                listener.bind(("127.0.0.1", 0))
+                listener.listen()
+                ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]
+            else:
+                ours, theirs = socket.socketpair()
+            with theirs:
+                ours.setblocking(False)
+                descriptor = ours.fileno()
+                await take_over(loop, Protocol, ours)
+                await asyncio.sleep(0.01)
+                assert ours.fileno() == -1
+                with pytest.raises(OSError, match="Bad file descriptor"):
+                    os.fstat(descriptor)
+
+    loop.run_until_complete(use())
 
 
 def test_a_thread_that_is_stopped_lets_its_tasks_clean_up() -> None:
