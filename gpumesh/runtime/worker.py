@@ -201,9 +201,14 @@ class WorkerAgent(PoolOwner):
             raise failure
 
     def _tell_of_loss(self, error: MeshError) -> None:
-        """A connection is over on which this worker had joined; one that breaks at once, again and again, is as good as none."""
+        """A connection is over on which this worker had joined.
+
+        One that ends at once, again and again, since its two sides cannot agree is as good as none. One that merely broke is not: the way
+        back is as short as ever, and its tasks wait for it.
+        """
         was_unsteady = self._is_unsteady
-        self._is_unsteady = self._loop.time() - self._joined_at < STEADY_SECONDS and not self._has_heard_goodbye
+        has_broken = self._has_heard_goodbye or isinstance(error, MeshUnavailableError)
+        self._is_unsteady = self._loop.time() - self._joined_at < STEADY_SECONDS and not has_broken
         if self._is_unsteady and was_unsteady:
             self._tell_of_outage(error)
             return
