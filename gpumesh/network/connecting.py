@@ -319,9 +319,8 @@ def at(address: Address, error: Optional[MeshError], reason: str, binding: bytes
     if error is None:
         return MeshUnavailableError(f"{address} closed the connection: {reason}")
     seen = ""
-    if (
-        binding and isinstance(error, AuthenticationError) and str(error) != NOT_A_CLIENT
-    ):  # Whoever says that has seen the proof.
+    has_seen_the_proof = str(error) == NOT_A_CLIENT
+    if binding and isinstance(error, AuthenticationError) and not has_seen_the_proof:
         seen = (
             f"; if it is the right one, somebody stands between: the SHA-256 of the certificate seen here begins with {_hex(binding)}, "
             "`gpumesh serve` shows its own"

@@ -11,7 +11,8 @@ import logging
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Union
 
 from gpumesh.config import FIND_AGAIN_SECONDS, FIND_PROBE_SECONDS
@@ -184,8 +185,6 @@ class Watcher:
             self._pool.submit(self._resolve, zeroconf, name)
 
     def _resolve(self, zeroconf: Any, name: str) -> None:
-        from concurrent.futures import CancelledError
-
         from zeroconf import Error, IPVersion
 
         try:
@@ -254,7 +253,10 @@ def _end_requests(zeroconf: Zeroconf) -> None:
             request.cancel()
         await asyncio.gather(*requests, return_exceptions=True)
 
-    asyncio.run_coroutine_threadsafe(end(), loop).result(_TICK_SECONDS)
+    try:
+        asyncio.run_coroutine_threadsafe(end(), loop).result(_TICK_SECONDS)
+    except FutureTimeoutError:
+        logger.debug("the names that are asked for are left to zeroconf")
 
 
 def find(seconds: float, *, settle_seconds: Optional[float] = None) -> List[Mesh]:

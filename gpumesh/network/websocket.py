@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Set, Tuple
 
 from gpumesh.config import GOODBYE_SECONDS, WEBSOCKET_MESSAGE_BYTES, WEBSOCKET_READ_BYTES
 from gpumesh.errors import MeshError, MeshUnavailableError, ProtocolError
+from gpumesh.network import reasons
 from gpumesh.network.address import WEBSOCKET, Address
 from gpumesh.network.connecting import proxy_for
 from gpumesh.version import __version__
@@ -213,7 +214,7 @@ def _meaning(error: BaseException, address: Address, proxy: Optional[Proxy], tim
         schemes = error.headers.getall("Proxy-Authenticate", []) if error.headers is not None else []
         return forward_proxy.refused(proxy, address, error.status, schemes)
     if proxy is not None and isinstance(error, aiohttp.ClientProxyConnectionError):
-        return forward_proxy.unreachable(proxy, address, _why(error.os_error))
+        return forward_proxy.unreachable(proxy, address, reasons.said(error.os_error))
     if isinstance(error, asyncio.TimeoutError):
         return MeshUnavailableError(
             f"no answer from {shown} within {timeout:g} s; check the address, the network and the proxy, "
@@ -225,18 +226,13 @@ def _meaning(error: BaseException, address: Address, proxy: Optional[Proxy], tim
         return ProtocolError(f"what answers at {address} does not speak TLS; use ws://{address} if it is a proxy without TLS")
     if isinstance(error, aiohttp.ClientConnectorError):
         return MeshUnavailableError(
-            f"cannot connect to {shown} ({_why(error.os_error)}); check the address, and that the proxy runs"
+            f"cannot connect to {shown} ({reasons.said(error.os_error)}); check the address, and that the proxy runs"
         )
     if isinstance(error, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)):
         return MeshUnavailableError(f"{shown} closed the connection before it answered; check the address and the proxy")
     if isinstance(error, (aiohttp.ClientError, ValueError)):
         return ProtocolError(f"what answers at {shown} does not speak HTTP; check the address")
     return None
-
-
-def _why(error: OSError) -> str:
-    code = error.errno or 0
-    return os.strerror(code) if code > 0 else error.strerror or str(error)  # Below 0: of looking up names.
 
 
 def _meaning_of_status(status: int, shown: str) -> MeshError:

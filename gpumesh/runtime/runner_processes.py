@@ -294,7 +294,7 @@ class RunnerProcesses:
         link.peer = process
         process.link = link
         task = self._loop.create_task(take_over(self._loop, lambda: link, ours))
-        task.add_done_callback(lambda task: ours.close() if task.cancelled() else None)  # Perhaps before its first line.
+        task.add_done_callback(lambda task: ours.close() if task.cancelled() or task.exception() else None)
         _keep(task)
         if failure:
             task.add_done_callback(lambda _: None if process.is_gone else self._on_exit(process, 1, failure))

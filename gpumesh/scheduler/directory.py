@@ -64,9 +64,7 @@ class Directory:
         self._objects: Dict[int, Entry] = {}
         self._tasks: Dict[int, List[int]] = {}  # Task that has not ended -> the objects that it mentions.
         self._peers: Dict[PeerKey, Dict[int, None]] = {}  # Who has grants -> for what.
-        self._copied: Dict[
-            PeerKey, Dict[int, None]
-        ] = {}  # Worker -> what it has copies of: who leaves costs what it had, not all there is.
+        self._copied: Dict[PeerKey, Dict[int, None]] = {}  # Worker -> what it has copies of.
 
     def __contains__(self, oid: int) -> bool:
         return oid in self._objects

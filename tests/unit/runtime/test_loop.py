@@ -62,6 +62,11 @@ def test_a_descriptor_is_closed_once_whenever_the_protocol_closes(loop: asyncio.
         def connection_made(self, transport: Any) -> None:
             transport.abort()
 
+        def connection_lost(self, error: Any) -> None:
+            over.set_result(None)
+
+    over: asyncio.Future[None] = loop.create_future()
+
     async def use() -> None:
         with socket.socket(family) as listener:
             if family == socket.AF_INET:
@@ -74,7 +79,7 @@ def test_a_descriptor_is_closed_once_whenever_the_protocol_closes(loop: asyncio.
                 ours.setblocking(False)
                 descriptor = ours.fileno()
                 await take_over(loop, Protocol, ours)
-                await asyncio.sleep(0.01)
+                await over
                 assert ours.fileno() == -1
                 with pytest.raises(OSError, match="Bad file descriptor"):
                     os.fstat(descriptor)
